@@ -1,0 +1,26 @@
+"""Entropic optimal transport between point clouds too large for one device.
+
+>>> import jax, ott_shard as otts
+>>> x = jax.random.normal(jax.random.key(0), (100, 2))
+>>> y = jax.random.normal(jax.random.key(1), (80, 2)) + 3
+>>> def loss(x):
+...     return otts.solve(otts.PointCloud(x, y, epsilon=0.5)).reg_ot_cost
+>>> value, gradient = jax.value_and_grad(loss)(x)
+>>> gradient.shape
+(100, 2)
+"""
+
+from ott_shard import costs as costs
+from ott_shard.divergence import (
+    SinkhornDivergenceOutput as SinkhornDivergenceOutput,
+    sinkhorn_divergence as sinkhorn_divergence,
+)
+from ott_shard.geometry import (
+    CostStatistics as CostStatistics,
+    PointCloud as PointCloud,
+)
+from ott_shard.mesh import make_mesh as make_mesh
+from ott_shard.sinkhorn import solve as solve
+from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status
+
+__version__ = "0.1.0"

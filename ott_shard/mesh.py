@@ -1,0 +1,139 @@
+"""Meshes, and the way of an array onto one: the only module that knows mesh axes.
+
+A mesh has rows and columns. Rows of x (and f, a) are split over the row axes, rows of
+y (and g, b) over the column axes. Every cloud is padded to a multiple of the number of
+devices by repeating its last point, with weight 0: whatever is finite for the cloud is
+finite for its padding.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ott_shard import _checks
+from ott_shard.collectives import Axes
+
+ROWS, COLS = "rows", "cols"
+
+
+def make_mesh(
+    rows: int | None = None,
+    cols: int | None = None,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """A rows x cols mesh of devices for :class:`ott_shard.PointCloud`.
+
+    Args:
+        rows: devices over which x is split. None: what `cols` leaves, or, if that is
+            None too, the most square shape with rows >= cols, which needs the least
+            memory (n / rows + m / cols points on a device).
+        cols: devices over which y is split. None: what `rows` leaves.
+        devices: the devices to use, row by row. None: all visible devices, or the
+            first rows * cols of them.
+
+    Returns:
+        A ``jax.sharding.Mesh`` with the axes "rows" and "cols".
+
+    Raises:
+        ValueError: if there are too few devices or the shape does not divide them.
+
+    Example:
+        >>> import jax, ott_shard as otts
+        >>> mesh = otts.make_mesh(1, 1)
+        >>> dict(mesh.shape)
+        {'rows': 1, 'cols': 1}
+    """
+    pool = list(jax.devices() if devices is None else devices)
+    for name, size in (("rows", rows), ("cols", cols)):
+        if size is not None:
+            _checks.positive_int(name, size)
+    if rows is None and cols is None:
+        cols = max(c for c in range(1, math.isqrt(len(pool)) + 1) if len(pool) % c == 0)
+    rows = rows or len(pool) // (cols or 1)
+    cols = cols or len(pool) // rows
+    if not 0 < rows * cols <= len(pool):
+        raise ValueError(
+            f"mesh of {rows} x {cols} needs {max(rows, 1) * max(cols, 1)} devices, got "
+            f"{len(pool)}: choose a smaller shape, or make more devices visible (on "
+            "CPU: jax.config.update('jax_num_cpu_devices', ...) before first use)"
+        )
+    return Mesh(np.array(pool[: rows * cols]).reshape(rows, cols), (ROWS, COLS))
+
+
+def axes_of(mesh: Mesh) -> tuple[Axes, Axes]:
+    """The row axes and the column axes of any mesh.
+
+    "rows" and "cols" go by name; on a mesh of the caller's the first axis is the rows
+    and all others together are the columns.
+    """
+    names = tuple(mesh.axis_names)
+    rows = (ROWS,) if ROWS in names else names[:1]
+    return rows, tuple(name for name in names if name not in rows)
+
+
+def resolve_mesh(mesh: Mesh | None, x: object) -> Mesh:
+    """The mesh asked for, else the one x lives on, else all visible devices."""
+    if mesh is None:
+        sharding = getattr(_checks.concrete(x), "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            mesh = sharding.mesh
+    if mesh is None:
+        return make_mesh()
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}: "
+            "make one with ott_shard.make_mesh(rows, cols)"
+        )
+    # Explicit axes would type every intermediate; the solver leaves that to the
+    # compiler, so the same devices are used with automatic axes.
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def padded_size(n: int, mesh: Mesh) -> int:
+    """The smallest multiple of the number of devices that holds n rows."""
+    return -(-n // mesh.size) * mesh.size
+
+
+def place(
+    x: jax.Array | np.ndarray, mesh: Mesh, axes: Axes, *, pad: str = "edge"
+) -> jax.Array:
+    """Pad the rows of `x` to a multiple of the devices and split them over `axes`.
+
+    `pad` is "edge" for points and "constant" (zeros) for weights. Concrete arrays go
+    straight to their devices, and a gradient comes back to where the array was. Under
+    a trace the layout is asked of the compiler.
+    """
+    padding = [(0, padded_size(x.shape[0], mesh) - x.shape[0])]
+    if padding[0][1]:
+        xp = np if isinstance(x, np.ndarray) else jnp
+        x = xp.pad(x, padding + [(0, 0)] * (x.ndim - 1), mode=pad)
+    if _checks.concrete(x) is not None:
+        return jax.device_put(x, _split(mesh, axes))
+    return jax.lax.with_sharding_constraint(x, _split(mesh, axes))
+
+
+def unpad(x: jax.Array, n: int) -> jax.Array:
+    """The first n rows, which are the caller's."""
+    return x if x.shape[0] == n else x[:n]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def exchange(x: jax.Array, mesh: Mesh, source: Axes, target: Axes) -> jax.Array:
+    """Move an array whose rows are split over `source` onto `target`.
+
+    In steps that the partitioner does piecewise: split further, permute, gather over
+    `source` only. Asked for at once it would gather the whole array first.
+    """
+    for axes in (source, source + target, target + source, target):
+        x = jax.lax.with_sharding_constraint(x, _split(mesh, axes))
+    return x
+
+
+def _split(mesh: Mesh, axes: Axes) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(axes or None))

@@ -1,0 +1,188 @@
+"""Operators of the plan on a mesh: the only ``shard_map``.
+
+All work on :class:`Pairs`, which says where the two clouds live; all reduce rows over
+columns. The other direction is ``pairs.T``. Potentials here are phi = f - eps log a,
+finite also where a weight is zero, so that P_ij = a_i b_j exp((phi_i + psi_j - C_ij) / eps).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jax.tree_util import register_dataclass
+
+from ott_shard import tile
+from ott_shard.collectives import Axes, axis_max, axis_sum
+from ott_shard.costs import CostFn
+from ott_shard.mesh import exchange
+from ott_shard.tile import Block, Moments, Operands
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """All pairs (x_i, y_j): x split over the row axes of a mesh, y over the others.
+
+    Attributes:
+        x: [n, d], a multiple of the number of devices, split over `row_axes`.
+        y: [m, d], likewise, split over `col_axes`.
+        centre: [d], taken off x and y in every tile. Digits of a common offset would
+            be lost in |x|^2 + |y|^2 - 2 x.y, and costs do not depend on it. 0 for a cost
+            that does.
+        scale: scalar by which costs are divided.
+        cost: the cost function.
+        mesh: the mesh.
+        row_axes: the mesh axes that split x.
+        col_axes: the mesh axes that split y.
+        block: the largest tile.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    centre: jax.Array
+    scale: jax.Array
+    cost: CostFn
+    mesh: Mesh = dataclasses.field(metadata=dict(static=True))
+    row_axes: Axes = dataclasses.field(metadata=dict(static=True))
+    col_axes: Axes = dataclasses.field(metadata=dict(static=True))
+    block: Block = dataclasses.field(metadata=dict(static=True))
+
+    @property
+    def T(self) -> "Pairs":  # noqa: N802 (the transpose is called T everywhere)
+        """The same pairs with rows and columns swapped."""
+        return dataclasses.replace(
+            self,
+            x=self.y,
+            y=self.x,
+            row_axes=self.col_axes,
+            col_axes=self.row_axes,
+            block=self.block._replace(rows=self.block.cols, cols=self.block.rows),
+        )
+
+    def mirror(self, psi: jax.Array) -> jax.Array:
+        """Move a vector that is split like y to where x is; n floats travel."""
+        return exchange(psi, self.mesh, self.col_axes, self.row_axes)
+
+
+def _reduce_rows(
+    pairs: Pairs,
+    local: Callable,
+    row_args: Any,
+    col_args: tuple[jax.Array, ...],
+    epsilon: jax.Array,
+) -> Any:
+    """Run `local(operands, keep, row_args, col_args, epsilon, scale)` on every device.
+
+    `col_args` starts with the potential psi and the weights b, from which the bias
+    h_j = log b_j + psi_j / eps is made; a column of weight 0 is not kept. The result
+    has one entry per row of x, split like x.
+    """
+
+    def on_device(x, y, row_args, col_args, cost, centre, scale, epsilon):
+        psi, b, *others = col_args
+        keep = b > 0
+        h = jnp.log(jnp.where(keep, b, 1.0)) + psi / epsilon
+        operands = Operands((cost, centre, 1 / (epsilon * scale)), x, (y, h))
+        return local(operands, keep, row_args, others, epsilon, scale)
+
+    rows, cols = PartitionSpec(pairs.row_axes), PartitionSpec(pairs.col_axes)
+    everywhere = (PartitionSpec(),) * 4
+    return jax.shard_map(
+        on_device,
+        mesh=pairs.mesh,
+        in_specs=(rows, cols, rows, cols, *everywhere),
+        out_specs=rows,
+    )(
+        *(pairs.x, pairs.y, row_args, col_args),
+        *(pairs.cost, pairs.centre, pairs.scale, epsilon),
+    )
+
+
+@jax.jit
+def softmin(
+    pairs: Pairs, potential: jax.Array, weights: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    """-eps log sum_j b_j exp((psi_j - C_ij) / eps), the c-transform of psi.
+
+    Args:
+        pairs: the clouds.
+        potential: [m], psi, split like y, finite.
+        weights: [m], b, split like y; a zero takes the point out.
+        epsilon: scalar.
+
+    Returns:
+        [n], split like x, in units of cost. O(nm d / devices) time, O((n + m) d /
+        devices + tile) memory forward and backward, two all-reduces of n / rows numbers.
+    """
+
+    def local(operands, keep, _, __, epsilon, scale):
+        return -epsilon * tile.local_lse(pairs.block, pairs.col_axes, operands, keep)
+
+    return _reduce_rows(pairs, local, (), (potential, weights), epsilon)
+
+
+@jax.jit
+def apply_plan(
+    pairs: Pairs,
+    potentials: tuple[jax.Array, jax.Array],
+    weights: tuple[jax.Array, jax.Array],
+    values: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
+    """sum_j P_ij v_j, [m, k] to [n, k]; one all-reduce."""
+
+    def local(operands, keep, row_args, col_args, epsilon, scale):
+        (phi, a), (values,) = row_args, col_args
+        sums = tile.local_apply(pairs.block, operands, phi / epsilon, values, keep)
+        return a[:, None] * axis_sum(sums, pairs.col_axes)
+
+    (phi, psi), (a, b) = potentials, weights
+    return _reduce_rows(pairs, local, (phi, a), (psi, b, values), epsilon)
+
+
+@jax.jit
+def plan_cost(
+    pairs: Pairs,
+    potentials: tuple[jax.Array, jax.Array],
+    weights: tuple[jax.Array, jax.Array],
+    epsilon: jax.Array,
+) -> jax.Array:
+    """sum_j P_ij C_ij, [n]; one all-reduce."""
+
+    def local(operands, keep, row_args, _, epsilon, scale):
+        phi, a = row_args
+        sums = tile.local_plan_cost(pairs.block, operands, phi / epsilon, keep)
+        return a * axis_sum(sums, pairs.col_axes) / scale
+
+    (phi, psi), (a, b) = potentials, weights
+    return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon)
+
+
+@jax.jit
+def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
+    """Moments of the costs with weights a_i b_j, as scalars; one pass."""
+
+    def local(operands, _, __, col_args, epsilon, scale):
+        own = tile.local_moments(pairs.block, operands, *col_args)
+        total = axis_sum(own.weight, pairs.col_axes)
+        some = jnp.where(total > 0, total, 1.0)
+        mean = axis_sum(own.weight * own.mean, pairs.col_axes) / some
+        spread = own.deviation + own.weight * jnp.square(own.mean - mean)
+        return Moments(
+            total,
+            mean / scale,
+            axis_sum(spread, pairs.col_axes) / scale**2,
+            axis_max(own.max, pairs.col_axes) / scale,
+        )
+
+    # There is no potential here; any epsilon will do.
+    unused = jnp.ones_like(pairs.scale)
+    rows = _reduce_rows(pairs, local, (), (jnp.zeros_like(b), b, b), unused)
+    share = a / a.sum()
+    mean = jnp.sum(share * rows.mean)
+    variance = share * (rows.deviation / rows.weight + jnp.square(rows.mean - mean))
+    largest = jnp.max(jnp.where(a > 0, rows.max, -jnp.inf))
+    return Moments(a.sum() * b.sum(), mean, jnp.sum(variance), largest)

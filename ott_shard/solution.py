@@ -1,0 +1,251 @@
+"""What a solver returns: potentials, costs, and an honest account of why it stopped."""
+
+import dataclasses
+import enum
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import register_dataclass
+
+from ott_shard import _checks, mesh as meshes, operators
+from ott_shard.costs import CostFn
+from ott_shard.geometry import PointCloud
+from ott_shard.operators import Pairs
+
+_MAX_DENSE_ENTRIES = 2**24  # 64 MiB in float32
+
+
+class Status(enum.IntEnum):
+    """Why the iteration stopped; of several, the largest is the worst."""
+
+    CONVERGED = 0
+    MAX_ITERATIONS = 1
+    NOT_FINITE = 2
+    INVALID_INPUT = 3
+
+    @property
+    def sentence(self) -> str:
+        """What happened, what may have caused it and what to try."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Status.CONVERGED: "the marginal error reached the threshold",
+    Status.MAX_ITERATIONS: (
+        "max_iterations was reached before the threshold: (a) raise max_iterations, "
+        "(b) use a larger epsilon, or (c) if the errors no longer fall, the rounding "
+        "of this dtype is reached: raise the threshold or use float64"
+    ),
+    Status.NOT_FINITE: (
+        "a NaN or an infinity appeared: (a) the points or weights contain one, or "
+        "(b) costs / epsilon overflow: use a larger epsilon or set scale_cost"
+    ),
+    Status.INVALID_INPUT: (
+        "the problem has no solution as posed: epsilon, tau_a or tau_b is out of "
+        "range, a weight is negative, or a and b differ in mass while "
+        "tau_a = tau_b = 1"
+    ),
+}
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What the iteration works on: placed clouds and weights, resolved scalars.
+
+    Attributes:
+        pairs: the padded, centred clouds.
+        a: [n] padded weights of x, split like x.
+        b: [m] padded weights of y, split like y.
+        epsilon: scalar, in units of cost.
+        tau_a: scalar in (0, 1]; 1 keeps the marginal a exactly.
+        tau_b: scalar in (0, 1].
+    """
+
+    pairs: Pairs
+    a: jax.Array
+    b: jax.Array
+    epsilon: jax.Array
+    tau_a: jax.Array
+    tau_b: jax.Array
+
+    def to_rows(self, psi: jax.Array) -> jax.Array:
+        """The c-transform of psi, [m] to [n]: -eps log sum_j b_j exp((psi_j - C) / eps)."""
+        return operators.softmin(self.pairs, psi, self.b, self.epsilon)
+
+    def to_cols(self, phi: jax.Array) -> jax.Array:
+        """The c-transform of phi, [n] to [m]."""
+        return operators.softmin(self.pairs.T, phi, self.a, self.epsilon)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SinkhornOutput:
+    """Solution of one regularised transport problem; a pytree.
+
+    ``reg_ot_cost`` is differentiable (envelope theorem). The potentials, and what is
+    made of them, are constants to differentiation with respect to the problem.
+
+    Attributes:
+        geom: the geometry that was solved.
+        problem: the padded problem.
+        phi: [n padded], potential of x without its weight, f - epsilon log a.
+        psi: [m padded], likewise for y.
+        reg_ot_cost: scalar, min <C, P> + eps KL(P | a b^T) + penalties, in units of cost.
+        marginal_error: scalar, L1 distance between the column sums of the plan and what
+            they should be; the row sums are exact.
+        errors: [ceil(max_iterations / inner_iterations)], the error at every check, -1
+            for checks that did not take place.
+        n_iters: int scalar, number of iterations.
+        code: int scalar, the :class:`Status`.
+    """
+
+    geom: PointCloud
+    problem: Problem
+    phi: jax.Array
+    psi: jax.Array
+    reg_ot_cost: jax.Array
+    marginal_error: jax.Array
+    errors: jax.Array
+    n_iters: jax.Array
+    code: jax.Array
+
+    @property
+    def f(self) -> jax.Array:
+        """[n], potential of x with its weight: -inf where a is 0."""
+        return self._potential(self.phi, self.problem.a, self.geom.n)
+
+    @property
+    def g(self) -> jax.Array:
+        """[m], potential of y with its weight: -inf where b is 0."""
+        return self._potential(self.psi, self.problem.b, self.geom.m)
+
+    def _potential(self, phi: jax.Array, weights: jax.Array, size: int) -> jax.Array:
+        return meshes.unpad(phi + self.epsilon * jnp.log(weights), size)
+
+    @property
+    def epsilon(self) -> jax.Array:
+        """The regularisation used, scalar, in units of cost."""
+        return self.problem.epsilon
+
+    @property
+    def converged(self) -> jax.Array:
+        """Bool scalar: the error of the returned potentials is within the threshold."""
+        return self.code == Status.CONVERGED
+
+    @property
+    def status(self) -> Status:
+        """Why the iteration stopped. On the host only: inside jit use `code`."""
+        if _checks.concrete(self.code) is None:
+            raise TypeError(
+                "status is for the host, got a traced value: use `code` or `converged` "
+                "inside jit"
+            )
+        return Status(int(np.max(self.code)))
+
+    def raise_if_failed(self) -> None:
+        """Raise unless converged.
+
+        Raises:
+            RuntimeError: with the reason, its likely causes and what to try.
+        """
+        if self.status is not Status.CONVERGED:
+            raise RuntimeError(
+                f"Sinkhorn did not converge: {self.status.sentence}. Stopped after "
+                f"{np.max(self.n_iters)} iterations with marginal error "
+                f"{np.max(self.marginal_error):.3g} at epsilon {np.min(self.epsilon):.3g}"
+            )
+
+    def apply(self, v: jax.Array, axis: Literal[0, 1]) -> jax.Array:
+        """The plan times a vector: P^T v (axis 0) or P v (axis 1), as in OTT.
+
+        Args:
+            v: [n] or [n, k] for axis 0, [m] or [m, k] for axis 1, of any sign.
+            axis: 0 or 1.
+
+        Returns:
+            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass; O((n + m)
+            (d + k) / devices + tile) memory, one all-reduce.
+
+        Raises:
+            ValueError: if v does not have one row per point or axis is not 0 or 1.
+
+        Example:
+            >>> import numpy as np, ott_shard as otts
+            >>> geom = otts.PointCloud(np.eye(3), np.ones((2, 3)), epsilon=0.1)
+            >>> otts.solve(geom).apply(np.ones(2), axis=1).round(4)
+            Array([0.3333, 0.3333, 0.3333], dtype=float32)
+        """
+        _checks.choice("axis", axis, (0, 1))
+        v = jnp.asarray(v, self.geom.dtype)
+        pairs, ends = self.problem.pairs, ((self.phi, self.psi), self._weights)
+        if axis == 0:
+            pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
+        if v.ndim not in (1, 2) or v.shape[0] != self.geom.shape[axis]:
+            raise ValueError(
+                f"v must have shape [{self.geom.shape[axis]}] or "
+                f"[{self.geom.shape[axis]}, k] for axis={axis}, got {v.shape}"
+            )
+        values = meshes.place(v.reshape(v.shape[0], -1), pairs.mesh, pairs.col_axes)
+        out = operators.apply_plan(pairs, *ends, values, self.epsilon)
+        return meshes.unpad(out, self.geom.shape[1 - axis]).reshape(-1, *v.shape[1:])
+
+    @property
+    def _weights(self) -> tuple[jax.Array, jax.Array]:
+        return self.problem.a, self.problem.b
+
+    def marginal(self, axis: Literal[0, 1]) -> jax.Array:
+        """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1)."""
+        _checks.choice("axis", axis, (0, 1))
+        return self.apply(jnp.ones(self.geom.shape[axis]), axis)
+
+    @property
+    def transport_mass(self) -> jax.Array:
+        """Sum of the plan, scalar."""
+        return self.marginal(1).sum()
+
+    @property
+    def primal_cost(self) -> jax.Array:
+        """<C, P>, scalar in units of cost; one pass."""
+        problem = self.problem
+        return operators.plan_cost(
+            problem.pairs, (self.phi, self.psi), self._weights, self.epsilon
+        ).sum()
+
+    @property
+    def dual_cost(self) -> jax.Array:
+        """<a, f> + <b, g> over the support, scalar, as in OTT."""
+        terms = ((self.phi, self.problem.a), (self.psi, self.problem.b))
+        return sum(jnp.sum(w * phi) - self.epsilon * _entropy(w) for phi, w in terms)
+
+    @property
+    def ent_reg_cost(self) -> jax.Array:
+        """reg_ot_cost - eps (H(a) + H(b)): <C, P> - eps H(P) for a balanced problem."""
+        entropy = _entropy(self.problem.a) + _entropy(self.problem.b)
+        return self.reg_ot_cost - self.epsilon * entropy
+
+    @property
+    def matrix(self) -> jax.Array:
+        """The plan as an [n, m] array, for small problems.
+
+        Raises:
+            ValueError: if n m exceeds 2^24 entries.
+        """
+        n, m = self.geom.shape
+        if n * m > _MAX_DENSE_ENTRIES:
+            raise ValueError(
+                f"matrix would have {n} x {m} entries, more than {_MAX_DENSE_ENTRIES}: "
+                "use apply(v, axis) or marginal(axis), which never form it"
+            )
+        pairs = self.problem.pairs
+        cost: CostFn = pairs.cost
+        x, y = pairs.x[:n] - pairs.centre, pairs.y[:m] - pairs.centre
+        costs = cost.pairwise(x, y, pairs.block.precision)
+        exponents = self.f[:, None] + self.g[None, :] - costs / pairs.scale
+        return jnp.exp(exponents / self.epsilon)
+
+
+def _entropy(w: jax.Array) -> jax.Array:
+    return -jnp.sum(w * jnp.log(jnp.where(w > 0, w, 1.0)))

@@ -1,0 +1,304 @@
+"""The kernel: a remat-wrapped scan over tiles, and the only exp((f + g - C) / eps).
+
+One direction only: every row is reduced over all columns. The other direction is the
+same code with the two clouds swapped. All functions are ``local_*``: they run inside
+``shard_map``, their shapes are those of one device, and they never form more than one
+tile of [block.rows, block.cols].
+
+Two levels of ``jax.checkpoint`` keep reverse mode at the same memory. The one around
+the body makes a tile's residuals disappear when the tile is done; the one around the
+whole scan makes the scan itself keep nothing but its inputs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ott_shard.collectives import Axes, axis_sum, combine_lse, match_varying
+from ott_shard.costs import BilinearCost, CostFn, inner
+
+Tree = Any
+
+
+class Block(NamedTuple):
+    """The most rows and columns that a tile may have, and the precision of its dots."""
+
+    rows: int
+    cols: int
+    precision: str = "highest"
+
+
+class Operands(NamedTuple):
+    """What the exponent z_ij = h_j - C(x_i, y_j) / epsilon is made of.
+
+    Attributes:
+        shared: (cost, centre [d], 1 / epsilon), the same for all points.
+        rows: x, [n, d].
+        cols: (y, h), [m, d] and [m].
+    """
+
+    shared: tuple[CostFn, jax.Array, jax.Array]
+    rows: jax.Array
+    cols: tuple[jax.Array, jax.Array]
+
+
+def exponent(precision: str, shared: Tree, rows: Tree, cols: Tree) -> jax.Array:
+    """z of one tile, [bn, bm].
+
+    For a bilinear cost epsilon and h go into the features: z is then one matrix
+    product, and its derivatives are two more, without sums over the tile.
+    """
+    (cost, centre, inverse_epsilon), x, (y, h) = shared, rows, cols
+    if not isinstance(cost, BilinearCost):
+        costs = cost.pairwise(x - centre, y - centre, precision)
+        return h[None, :] - costs * inverse_epsilon
+    left, right = cost.left(x - centre) * -inverse_epsilon, cost.right(y - centre)
+    left = jnp.concatenate([left, jnp.ones_like(left[:, :1])], axis=1)
+    return inner(left, jnp.concatenate([right, h[:, None]], axis=1), precision)
+
+
+def fold_tiles(
+    body: Callable[[Tree, Tree, Tree, jax.Array], Tree],
+    init: Tree,
+    rows: Tree,
+    cols: Tree,
+    keep: jax.Array,
+    block: Block,
+) -> Tree:
+    """Fold `body(carry, rows, cols, keep)` over all tiles of this device.
+
+    Args:
+        body: takes the carry [bn, ...] of a block of rows and one tile to a new carry.
+        init: pytree of [n, ...], the carry each row starts with.
+        rows: pytree of [n, ...].
+        cols: pytree of [m, ...].
+        keep: [m] bool, which columns count.
+        block: the largest tile.
+
+    Returns:
+        pytree like `init`. Blocks are balanced, so that the padding, which repeats the
+        last row or column and is not kept, stays small.
+    """
+    n = jax.tree.leaves(init)[0].shape[0]
+    init = match_varying(init, init, rows, cols, keep)
+    row_blocks = _blocks((init, rows), block.rows, mode="edge")
+    col_blocks = _blocks(cols, block.cols, mode="edge")
+    keep_blocks = _blocks(keep, block.cols, mode="constant")
+    body = jax.checkpoint(body)
+
+    def over_rows(_, row_block):
+        carry, rows_b = row_block
+        carry, _ = jax.lax.scan(
+            lambda c, tile: (body(c, rows_b, *tile), None),
+            carry,
+            (col_blocks, keep_blocks),
+        )
+        return None, carry
+
+    _, out = jax.lax.scan(over_rows, None, row_blocks)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:n], out)
+
+
+def _blocks(tree: Tree, size: int, mode: str) -> Tree:
+    """[n, ...] to [count, size', ...] with size' <= size, padded in `mode`."""
+
+    def split(leaf: jax.Array) -> jax.Array:
+        n = leaf.shape[0]
+        count, even = _even_split(n, size)
+        padding = [(0, count * even - n)] + [(0, 0)] * (leaf.ndim - 1)
+        if padding[0][1]:
+            leaf = jnp.pad(leaf, padding, mode=mode)
+        return leaf.reshape(count, even, *leaf.shape[1:])
+
+    return jax.tree.map(split, tree)
+
+
+def _even_split(n: int, size: int) -> tuple[int, int]:
+    """Number and size of blocks of at most `size` that hold n, with little padding."""
+    fewest = -(-n // size)
+    # A few more blocks may hold n exactly, and then nothing is padded, or copied.
+    for count in range(fewest, fewest + fewest // 4 + 1):
+        if n % count == 0 and (count == 1 or n // count % 8 == 0):
+            return count, n // count
+    even = -(-n // fewest)
+    return fewest, min(size, -(-even // 16) * 16)  # whole vector registers
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def local_lse(
+    block: Block, axes: Axes, operands: Operands, keep: jax.Array
+) -> jax.Array:
+    """log sum_j exp(z_ij) over the kept columns of all devices along `axes`, [n].
+
+    One scan with a running maximum, then one collective log-sum-exp. Its derivative
+    needs only its own output, so nothing of this scan is ever differentiated.
+    """
+    n = operands.rows.shape[0]
+
+    def body(carry, rows, cols, keep):
+        top, total = carry
+        z = exponent(block.precision, operands.shared, rows, cols)
+        z = jnp.where(keep, z, -jnp.inf)
+        new_top = jnp.maximum(top, z.max(axis=1))
+        shift = jnp.where(new_top == -jnp.inf, 0.0, new_top)
+        total *= jnp.exp(top - shift)
+        return new_top, total + jnp.exp(z - shift[:, None]).sum(axis=1)
+
+    dtype = jnp.result_type(*jax.tree.leaves(operands))
+    init = jnp.full(n, -jnp.inf, dtype), jnp.zeros(n, dtype)
+    partials = fold_tiles(body, init, operands.rows, operands.cols, keep, block)
+    return combine_lse(*partials, axes)
+
+
+def _local_lse_jvp(block, axes, primals, tangents):
+    """d lse_i = sum_j w_ij dz_ij with w_ij = exp(z_ij - lse_i): a weighted average.
+
+    The tangent is linear in `tangents` and written in plain jax, so that the same rule
+    gives forward mode, reverse mode (its transpose) and second order.
+    """
+    operands, keep = primals
+    out = local_lse(block, axes, operands, keep)
+    average = jax.checkpoint(functools.partial(_local_average, block))
+    # None is an empty pytree: what is not differentiated takes no part in the scan.
+    tangents = jax.tree.map(
+        lambda t: None if isinstance(t, jax.custom_derivatives.SymbolicZero) else t,
+        tangents[0],
+    )
+    return out, axis_sum(average(operands, tangents, out, keep), axes)
+
+
+local_lse.defjvp(_local_lse_jvp, symbolic_zeros=True)
+
+
+def _local_average(block, operands, tangents, lse, keep):
+    shift = jnp.where(jnp.isneginf(lse), 0.0, lse)
+
+    def body(total, rows, cols, keep):
+        (rows, rows_dot, shift), (cols, cols_dot) = rows, cols
+        z, z_dot = _partial_jvp(
+            functools.partial(exponent, block.precision),
+            (operands.shared, rows, cols),
+            (tangents.shared, rows_dot, cols_dot),
+        )
+        weights = jnp.where(keep, jnp.exp(z - shift[:, None]), 0.0)
+        return total + jnp.sum(weights * z_dot, axis=1)
+
+    return fold_tiles(
+        body,
+        jnp.zeros_like(lse),
+        (operands.rows, tangents.rows, shift),
+        (operands.cols, tangents.cols),
+        keep,
+        block,
+    )
+
+
+def _partial_jvp(fn, primals, tangents):
+    """``jax.jvp`` where a tangent of None stands for zero, and costs nothing."""
+    leaves, treedef = jax.tree.flatten(primals)
+    dots = jax.tree.leaves(tangents, is_leaf=lambda t: t is None)
+    active = [k for k, dot in enumerate(dots) if dot is not None]
+
+    def fn_of_active(*values):
+        full = list(leaves)
+        for k, value in zip(active, values, strict=True):
+            full[k] = value
+        return fn(*jax.tree.unflatten(treedef, full))
+
+    return jax.jvp(fn_of_active, [leaves[k] for k in active], [dots[k] for k in active])
+
+
+@functools.partial(jax.checkpoint, static_argnums=(0,))
+def local_apply(
+    block: Block,
+    operands: Operands,
+    shift: jax.Array,
+    values: jax.Array,
+    keep: jax.Array,
+) -> jax.Array:
+    """sum_j exp(z_ij + shift_i) v_j over the kept columns of this device, [n, k].
+
+    With shift = f / epsilon the exponential is the plan (per unit of a_i) itself,
+    never larger than about 1, so that nothing overflows on the way.
+    """
+    n = shift.shape[0]
+
+    def body(total, rows, cols, keep):
+        (rows, shift), (cols, values) = rows, cols
+        z = exponent(block.precision, operands.shared, rows, cols)
+        weights = jnp.where(keep, jnp.exp(z + shift[:, None]), 0.0)
+        return total + inner(weights, values.T, block.precision)
+
+    init = jnp.zeros((n, values.shape[1]), jnp.result_type(shift, values))
+    return fold_tiles(
+        body, init, (operands.rows, shift), (operands.cols, values), keep, block
+    )
+
+
+@functools.partial(jax.checkpoint, static_argnums=(0,))
+def local_plan_cost(
+    block: Block, operands: Operands, shift: jax.Array, keep: jax.Array
+) -> jax.Array:
+    """sum_j exp(z_ij + shift_i) C_ij over the kept columns of this device, [n]."""
+    cost, centre, _ = operands.shared
+
+    def body(total, rows, cols, keep):
+        x, shift = rows
+        z = exponent(block.precision, operands.shared, x, cols)
+        weights = jnp.where(keep, jnp.exp(z + shift[:, None]), 0.0)
+        costs = cost.pairwise(x - centre, cols[0] - centre, block.precision)
+        # A forbidden pair has infinite cost and no mass; it adds nothing.
+        costs = jnp.where(weights > 0, costs, 0.0)
+        return total + jnp.sum(weights * costs, axis=1)
+
+    init = jnp.zeros_like(shift)
+    return fold_tiles(body, init, (operands.rows, shift), operands.cols, keep, block)
+
+
+class Moments(NamedTuple):
+    """Mean, sum of squared deviations and maximum of costs, and their total weight."""
+
+    weight: jax.Array
+    mean: jax.Array
+    deviation: jax.Array
+    max: jax.Array
+
+    def merge(self, other: "Moments") -> "Moments":
+        """Moments of both samples together, without cancellation (Chan et al. 1983)."""
+        weight = self.weight + other.weight
+        share = other.weight / jnp.where(weight > 0, weight, 1.0)
+        step = other.mean - self.mean
+        return Moments(
+            weight,
+            self.mean + share * step,
+            self.deviation + other.deviation + self.weight * share * step**2,
+            jnp.maximum(self.max, other.max),
+        )
+
+
+def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
+    """Moments of C_ij over the columns of this device with weights b_j, each [n]."""
+    (cost, centre, _), x, (y, _) = operands
+
+    def body(carry, x, cols, keep):
+        y, b = cols
+        b = jnp.where(keep, b, 0.0)
+        costs = cost.pairwise(x - centre, y - centre, block.precision)
+        costs = jnp.where(keep, costs, 0.0)
+        weight = jnp.broadcast_to(b.sum(), carry.weight.shape)
+        mean = (costs @ b) / jnp.where(weight > 0, weight, 1.0)
+        return carry.merge(
+            Moments(
+                weight,
+                mean,
+                jnp.square(costs - mean[:, None]) @ b,
+                jnp.where(keep, costs, -jnp.inf).max(axis=1),
+            )
+        )
+
+    zero = jnp.zeros(x.shape[0], x.dtype)
+    init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
+    return fold_tiles(body, init, x, (y, b), b > 0, block)
