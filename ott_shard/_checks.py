@@ -44,7 +44,7 @@ def scalar(
     up_to: float = float("inf"),
     dtype: Any = None,
 ) -> jax.Array:
-    """`value` as a floating scalar in (above, up_to]; a traced value is not looked at."""
+    """`value` as a floating scalar in (above, up_to]; traced values pass."""
     if np.shape(value) != ():
         raise ValueError(f"{name} must be a scalar, got shape {np.shape(value)}")
     known = concrete(value)
@@ -88,14 +88,19 @@ def weights(name: str, w: Any, size: int, cloud: str) -> jax.Array | np.ndarray:
         )
     _finite(name, w, "weights must be known")
     known = concrete(w)
-    if known is not None:
-        if (lowest := float(known.min())) < 0:
-            raise ValueError(
-                f"{name} must not be negative, got {lowest:g} at index "
-                f"{int(known.argmin())}: clip or drop those points"
-            )
-        if float(known.max()) == 0:
-            raise ValueError(f"{name} must not be all zero: there is no mass to move")
+    if known is None:
+        return w
+    # Values closed over by the caller's jit are known, but arithmetic on them is not.
+    with jax.ensure_compile_time_eval():
+        lowest, highest = float(known.min()), float(known.max())
+        index = int(known.argmin())
+    if lowest < 0:
+        raise ValueError(
+            f"{name} must not be negative, got {lowest:g} at index {index}: clip or "
+            "drop those points"
+        )
+    if highest == 0:
+        raise ValueError(f"{name} must not be all zero: there is no mass to move")
     return w
 
 
@@ -104,7 +109,8 @@ def equal_mass(a: Any, b: Any, tau_a: Any, tau_b: Any) -> None:
     values = [concrete(v) for v in (a, b, tau_a, tau_b)]
     if any(v is None for v in values) or min(float(values[2]), float(values[3])) < 1:
         return
-    mass_a, mass_b = (float(v.sum()) for v in values[:2])
+    with jax.ensure_compile_time_eval():
+        mass_a, mass_b = (float(v.sum()) for v in values[:2])
     # The sum of n rounded weights is off by about sqrt(n) roundings.
     slack = max(
         float(jnp.finfo(v.dtype).eps) * 4 * max(16, v.size**0.5) for v in values[:2]
@@ -136,8 +142,10 @@ def _finite(name: str, x: Any, way_out: str) -> None:
     if known is None or not jnp.issubdtype(known.dtype, jnp.floating):
         return
     xp = np if isinstance(known, np.ndarray) else jnp
-    if not bool(xp.isfinite(known).all()):
-        bad = int(xp.argmin(xp.isfinite(known).reshape(known.shape[0], -1).all(1)))
+    with jax.ensure_compile_time_eval():
+        finite = xp.isfinite(known).reshape(known.shape[0], -1).all(axis=1)
+        fine, bad = bool(finite.all()), int(finite.argmin())
+    if not fine:
         raise ValueError(
             f"{name} must be finite, got NaN or inf in row {bad}: {way_out}"
         )

@@ -255,9 +255,9 @@ class PointCloud:
         return self.given_epsilon is None or self.relative_epsilon is not None
 
     def resolve_epsilon(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Epsilon in units of cost for padded weights; positive also if all costs agree.
+        """Epsilon in units of cost, for padded weights.
 
-        Without spread every positive epsilon gives the same plan a b^T; then the
+        Positive also if all costs agree. Without spread every positive epsilon gives the same plan a b^T; then the
         statistic is taken to be 1.
         """
         if not self.needs_statistics:

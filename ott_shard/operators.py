@@ -2,7 +2,7 @@
 
 All work on :class:`Pairs`, which says where the two clouds live; all reduce rows over
 columns. The other direction is ``pairs.T``. Potentials here are phi = f - eps log a,
-finite also where a weight is zero, so that P_ij = a_i b_j exp((phi_i + psi_j - C_ij) / eps).
+finite also where a weight is zero: P_ij = a_i b_j exp((phi_i + psi_j - C_ij) / eps).
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ class Pairs:
         x: [n, d], a multiple of the number of devices, split over `row_axes`.
         y: [m, d], likewise, split over `col_axes`.
         centre: [d], taken off x and y in every tile. Digits of a common offset would
-            be lost in |x|^2 + |y|^2 - 2 x.y, and costs do not depend on it. 0 for a cost
-            that does.
+            be lost in |x|^2 + |y|^2 - 2 x.y, and costs do not depend on it. 0 for a
+            cost that does.
         scale: scalar by which costs are divided.
         cost: the cost function.
         mesh: the mesh.
@@ -114,8 +114,8 @@ def softmin(
         epsilon: scalar.
 
     Returns:
-        [n], split like x, in units of cost. O(nm d / devices) time, O((n + m) d /
-        devices + tile) memory forward and backward, two all-reduces of n / rows numbers.
+        [n], split like x, in units of cost. O(n m d / devices) time, O(n d / rows +
+        m d / cols + tile) memory forward and backward, two all-reduces of n / rows.
     """
 
     def local(operands, keep, _, __, epsilon, scale):

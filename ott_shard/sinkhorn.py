@@ -106,7 +106,7 @@ def solve(
         >>> x = np.linspace(0, 1, 5)[:, None]
         >>> out = otts.solve(otts.PointCloud(x, x + 1, epsilon=0.1))
         >>> bool(out.converged), round(float(out.reg_ot_cost), 3)
-        (True, 1.089)
+        (True, 1.095)
     """
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     a, b = geom.weights(a, 0), geom.weights(b, 1)

@@ -1,4 +1,4 @@
-"""What a solver returns: potentials, costs, and an honest account of why it stopped."""
+"""What a solver returns: potentials, costs, and why it stopped."""
 
 import dataclasses
 import enum
@@ -72,7 +72,7 @@ class Problem:
     tau_b: jax.Array
 
     def to_rows(self, psi: jax.Array) -> jax.Array:
-        """The c-transform of psi, [m] to [n]: -eps log sum_j b_j exp((psi_j - C) / eps)."""
+        """The c-transform of psi, [m] to [n]."""
         return operators.softmin(self.pairs, psi, self.b, self.epsilon)
 
     def to_cols(self, phi: jax.Array) -> jax.Array:
@@ -93,7 +93,8 @@ class SinkhornOutput:
         problem: the padded problem.
         phi: [n padded], potential of x without its weight, f - epsilon log a.
         psi: [m padded], likewise for y.
-        reg_ot_cost: scalar, min <C, P> + eps KL(P | a b^T) + penalties, in units of cost.
+        reg_ot_cost: scalar, the optimum of <C, P> + eps KL(P | a b^T), and of the
+            penalties for tau < 1, in units of cost.
         marginal_error: scalar, L1 distance between the column sums of the plan and what
             they should be; the row sums are exact.
         errors: [ceil(max_iterations / inner_iterations)], the error at every check, -1
@@ -155,7 +156,8 @@ class SinkhornOutput:
             raise RuntimeError(
                 f"Sinkhorn did not converge: {self.status.sentence}. Stopped after "
                 f"{np.max(self.n_iters)} iterations with marginal error "
-                f"{np.max(self.marginal_error):.3g} at epsilon {np.min(self.epsilon):.3g}"
+                f"{np.max(self.marginal_error):.3g} at epsilon "
+                f"{np.min(self.epsilon):.3g}"
             )
 
     def apply(self, v: jax.Array, axis: Literal[0, 1]) -> jax.Array:

@@ -1,0 +1,1 @@
+"""The ott-shard command: flags, files and printing around :mod:`ott_shard`."""

@@ -1,0 +1,155 @@
+"""Result files: result.json, potentials and gradients."""
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import ott_shard as otts
+
+from .config import Config
+from .data import Clouds
+from .errors import BadInput
+from .tasks import TERMS, Outcome
+
+_RECORD = "result.json"
+_ARRAYS = ("f", "g", "grad_x", "grad_y")
+
+
+def check_directory(out: str) -> None:
+    """Refuse a directory that cannot be written to, before anything is computed."""
+    path = Path(out).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        raise BadInput(f"--out={out}: {path} is a file: name a directory")
+    try:
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise _not_writable(out, error) from None
+
+
+def _not_writable(out: str, error: OSError) -> BadInput:
+    reason = error.strerror or error
+    return BadInput(f"--out={out}: not writable ({reason}): name another directory")
+
+
+def collect(
+    config: Config, mesh: Mesh, clouds: Clouds, outcome: Outcome
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The record of a run, ready for JSON, and its arrays by file name."""
+    main = outcome.terms[0]
+    primal, dual, f, g = _details(main)
+    arrays, norms = {"f": np.asarray(f), "g": np.asarray(g)}, None
+    if outcome.gradients:
+        gradients = [np.asarray(gradient) for gradient in outcome.gradients]
+        arrays |= dict(zip(("grad_x", "grad_y"), gradients, strict=True))
+        norms = [float(np.linalg.norm(gradient)) for gradient in gradients]
+    record = {
+        "task": config.task,
+        outcome.value_name: float(outcome.value),
+        "primal_cost": float(primal),
+        "dual_cost": float(dual),
+        "converged": outcome.status is otts.Status.CONVERGED,
+        "status": outcome.status.name,
+        "status_sentence": outcome.status.sentence,
+        **_histories(outcome),
+        "grad_norm": norms,
+        "epsilon": float(main.epsilon),
+        "cost": config.cost,
+        "tau_a": config.tau_a,
+        "tau_b": config.tau_b,
+        "threshold": config.threshold,
+        "n": clouds.x.shape[0],
+        "m": clouds.y.shape[0],
+        "d": clouds.x.shape[1],
+        "dtype": config.dtype,
+        "seconds": outcome.seconds,
+        "temp_bytes_per_device": outcome.temp_bytes,
+        "mesh": "x".join(str(size) for size in mesh.devices.shape),
+        "devices": mesh.size,
+        "device_kind": mesh.devices.flat[0].device_kind,
+        "processes": jax.process_count(),
+        "versions": _versions(),
+    }
+    return _strict(record), arrays
+
+
+@jax.jit
+def _details(out: otts.SinkhornOutput) -> tuple[jax.Array, ...]:
+    return out.primal_cost, out.dual_cost, out.f, out.g
+
+
+def _histories(outcome: Outcome) -> dict[str, Any]:
+    """n_iters and errors at the checks made: of the only term, or of all in a list."""
+    n_iters = [int(term.n_iters) for term in outcome.terms]
+    histories = [np.asarray(term.errors) for term in outcome.terms]
+    errors = [history[history != -1].tolist() for history in histories]
+    if len(outcome.terms) == 1:
+        return {"n_iters": n_iters[0], "errors": errors[0]}
+    return {"terms": list(TERMS), "n_iters": n_iters, "errors": errors}
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
+        "numpy": np.__version__,
+        "ott_shard": otts.__version__,
+    }
+
+
+def _strict(value: Any) -> Any:
+    """`value` with null for what JSON has no number for: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write(out: str, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Write record and arrays into the directory `out`, each file whole or not at all.
+
+    The record comes last: where it stands, all files are of the same run.
+
+    Raises:
+        BadInput: if the directory cannot be written to after all.
+    """
+    directory = Path(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for stale in (_RECORD, *(f"{name}.npy" for name in _ARRAYS)):
+            (directory / stale).unlink(missing_ok=True)
+        for name, array in arrays.items():
+            with _replacing(directory / f"{name}.npy") as file:
+                np.save(file, array)
+        with _replacing(directory / _RECORD) as file:
+            text = json.dumps(record, indent=2, allow_nan=False)
+            file.write(f"{text}\n".encode())
+    except OSError as error:
+        raise _not_writable(out, error) from None
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its place at `path` when it is complete."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""The tasks. To add one: write a function like those below and enter it in TASKS."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+import ott_shard as otts
+
+from .config import Config
+from .data import Clouds
+
+Progress = Callable[[str, int, float, float], None]
+# Solutions, in the order of TERMS.
+Terms = tuple[otts.SinkhornOutput, ...]
+Compute = Callable[[Config, Mesh, Clouds, Progress | None], tuple[jax.Array, Terms]]
+
+# The pairs of clouds that solutions are between; the first is the one to save.
+TERMS = ("xy", "xx", "yy")
+_COSTS = {"sqeuclidean": otts.costs.SqEuclidean, "euclidean": otts.costs.Euclidean}
+
+
+class Task(NamedTuple):
+    """What a task does, for people, files and the machine.
+
+    Attributes:
+        text: what --help says.
+        value_name: the name of the value in a result.
+        compute: from run, mesh and clouds to the value, differentiable in the clouds,
+            and its terms.
+    """
+
+    text: str
+    value_name: str
+    compute: Compute
+
+
+class Outcome(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        value_name: what `value` is.
+        value: scalar.
+        terms: the solutions.
+        gradients: with respect to x and y, if asked for.
+        seconds: from the clouds to value and gradients, compilation included.
+        temp_bytes: temporary memory on each device; None if the backend does not say.
+    """
+
+    value_name: str
+    value: jax.Array
+    terms: Terms
+    gradients: tuple[jax.Array, jax.Array] | None
+    seconds: float
+    temp_bytes: int | None
+
+    @property
+    def status(self) -> otts.Status:
+        """The worst of all terms."""
+        return max(term.status for term in self.terms)
+
+
+def solve(
+    config: Config, mesh: Mesh, clouds: Clouds, progress: Progress | None
+) -> tuple[jax.Array, Terms]:
+    """Entropic optimal transport between x and y."""
+    geom = otts.PointCloud(clouds.x, clouds.y, **_cloud_options(config, mesh))
+    out = otts.solve(geom, clouds.a, clouds.b, **_solve_options(config, progress))
+    return out.reg_ot_cost, (out,)
+
+
+def divergence(
+    config: Config, mesh: Mesh, clouds: Clouds, progress: Progress | None
+) -> tuple[jax.Array, Terms]:
+    """Debiased Sinkhorn divergence between x and y."""
+    options = _cloud_options(config, mesh) | _solve_options(config, progress)
+    value, out = otts.sinkhorn_divergence(*clouds, **options)
+    return value, out.outputs
+
+
+TASKS = {
+    "solve": Task("entropic optimal transport", "reg_ot_cost", solve),
+    "divergence": Task("debiased Sinkhorn divergence", "divergence", divergence),
+}
+
+
+def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
+    sizes, unit = config.batch_size, config.epsilon_unit
+    return dict(
+        cost_fn=_COSTS[config.cost](),
+        epsilon=config.epsilon,
+        relative_epsilon=None if unit == "absolute" else unit,
+        batch_size=sizes[0] if sizes and len(sizes) == 1 else sizes,
+        mesh=mesh,
+        precision=config.precision,
+    )
+
+
+def _solve_options(config: Config, progress: Progress | None) -> dict[str, Any]:
+    return dict(
+        tau_a=config.tau_a,
+        tau_b=config.tau_b,
+        threshold=config.threshold,
+        max_iterations=config.max_iterations,
+        min_iterations=config.min_iterations,
+        inner_iterations=config.inner_iterations,
+        progress=progress,
+    )
+
+
+def perform(config: Config, mesh: Mesh, clouds: Clouds, progress: Progress) -> Outcome:
+    """Run the task of `config`.
+
+    Raises:
+        BadInput: if the library refuses the clouds, the weights or an option.
+    """
+    task = TASKS[config.task]
+    program = functools.partial(_program, config, task.compute, mesh)
+    begun = time.perf_counter()
+    try:
+        result = jax.block_until_ready(program(clouds, progress))
+    except (ValueError, TypeError) as error:
+        if refusal := config.blame(str(error)):
+            raise refusal from None
+        raise
+    (value, terms), gradients = result
+    seconds = time.perf_counter() - begun
+    temp_bytes = _temp_bytes(lambda clouds: program(clouds, None), clouds)
+    return Outcome(task.value_name, value, terms, gradients, seconds, temp_bytes)
+
+
+def _program(
+    config: Config, compute: Compute, mesh: Mesh, clouds: Clouds, progress: Any
+) -> tuple[tuple[jax.Array, Terms], tuple[jax.Array, jax.Array] | None]:
+    """((value, terms), gradients)."""
+
+    def value(x, y):
+        return compute(config, mesh, clouds._replace(x=x, y=y), progress)
+
+    if not config.grad:
+        return value(clouds.x, clouds.y), None
+    return jax.value_and_grad(value, (0, 1), has_aux=True)(clouds.x, clouds.y)
+
+
+def _temp_bytes(program: Callable[[Clouds], Any], clouds: Clouds) -> int | None:
+    """Temporary memory per device of the run compiled as one program; not run.
+
+    The run itself goes by smaller programs, so that it can report progress between
+    them, and none of those needs more.
+    """
+    analysis = jax.jit(program).lower(clouds).compile().memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes

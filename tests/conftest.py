@@ -1,0 +1,33 @@
+"""Eight CPU devices for every test, asked for before anything touches a backend."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402 (the platform comes first)
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import ott_shard as otts  # noqa: E402
+
+MESH_SHAPES = [(1, 1), (8, 1), (1, 8), (4, 2), (2, 4)]
+
+
+@pytest.fixture(params=MESH_SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def mesh(request):
+    return otts.make_mesh(*request.param)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    with jax.enable_x64(request.param == "float64"):
+        yield np.dtype(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clear_compiled_code():
+    """Compiled programs pile up; few are shared between modules."""
+    yield
+    jax.clear_caches()

@@ -1,0 +1,257 @@
+"""The command: what it computes, writes and prints, and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import reference as ref
+
+import ott_shard as otts
+from launch import data, flags, report, results, tasks
+from launch.main import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def read_record(out: Path) -> dict:
+    """result.json, refusing what JSON has no word for."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads((out / "result.json").read_text(), parse_constant=refuse)
+
+
+def read_arrays(out: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.load(path) for path in out.glob("*.npy")}
+
+
+def command(*args: str) -> subprocess.CompletedProcess:
+    """`python -m launch` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "launch", *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# ---------------------------------------------------------------------------- tasks
+
+
+def test_solve_from_files(tmp_path, capsys):
+    """Every flag reaches the library, from files of other dtypes, in float64."""
+    p = ref.problem(13, 21)
+    np.savez(tmp_path / "x.npz", points=p.x, weights=p.a)
+    np.save(tmp_path / "y.npy", p.y.astype(np.float32))
+    np.save(tmp_path / "b.npy", p.b)
+    out = tmp_path / "deep" / "out"
+    code = main(
+        f"solve --x={tmp_path}/x.npz#points --a={tmp_path}/x.npz#weights "
+        f"--y={tmp_path}/y.npy --b={tmp_path}/b.npy --cost=euclidean --epsilon=0.1 "
+        "--epsilon_unit=mean --tau_a=0.9 --tau_b=0.8 --mesh=2x4 --batch_size=2x3 "
+        "--dtype=float64 --precision=high --threshold=1 --min_iterations=12 "
+        f"--inner_iterations=5 --max_iterations=50 --grad --out={out}".split()
+    )
+    with jax.enable_x64(True):
+
+        def value(x, y):
+            geom = otts.PointCloud(
+                *(x, y),
+                cost_fn=otts.costs.Euclidean(),
+                epsilon=0.1,
+                relative_epsilon="mean",
+                mesh=otts.make_mesh(2, 4),
+            )
+            want = otts.solve(
+                *(geom, p.a, p.b),
+                tau_a=0.9,
+                tau_b=0.8,
+                threshold=1,
+                max_iterations=50,
+                min_iterations=12,
+                inner_iterations=5,
+            )
+            return want.reg_ot_cost, want
+
+        both = jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))
+        (_, want), grads = both(p.x, p.y)
+        expected = {"f": want.f, "g": want.g, "grad_x": grads[0], "grad_y": grads[1]}
+        expected = {name: np.asarray(array) for name, array in expected.items()}
+        primal, dual = float(want.primal_cost), float(want.dual_cost)
+    assert code == 0
+    arrays, record = read_arrays(out), read_record(out)
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        assert array.dtype == np.float64
+        np.testing.assert_allclose(array, expected[name], rtol=1e-10, err_msg=name)
+    for name, number in {
+        "reg_ot_cost": float(want.reg_ot_cost),
+        "primal_cost": primal,
+        "dual_cost": dual,
+        "epsilon": float(want.epsilon),
+        "grad_norm": [np.linalg.norm(arrays[k]) for k in ("grad_x", "grad_y")],
+        "errors": np.asarray(want.errors)[:3],
+    }.items():
+        np.testing.assert_allclose(record[name], number, rtol=1e-10, err_msg=name)
+    assert (
+        record.items()
+        >= {
+            "task": "solve",
+            "converged": True,
+            "status": "CONVERGED",
+            "status_sentence": otts.Status.CONVERGED.sentence,
+            "n_iters": 15,
+            "n": 13,
+            "m": 21,
+            "d": 3,
+            "cost": "euclidean",
+            "dtype": "float64",
+            "mesh": "2x4",
+            "devices": 8,
+            "processes": 1,
+        }.items()
+    )
+    assert record["seconds"] > 0
+    assert record["temp_bytes_per_device"] > 0
+    assert record["versions"].keys() == {
+        *("python", "jax", "jaxlib", "numpy", "ott_shard")
+    }
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "(mesh 2x4)" in captured.out.splitlines()[0]
+    for word in ("reg_ot_cost", "gradient norm", "iterations     15", "temp memory"):
+        assert word in captured.out
+
+
+def test_divergence_in_a_process(tmp_path):
+    """The main job as people start it, against the library in this process."""
+    out = tmp_path / "out"
+    job = "divergence --demo=discs --n=50 --epsilon_unit=mean --cpu_devices=8 --grad"
+    done = command(*job.split(), f"--out={out}")
+    assert (done.returncode, done.stderr) == (0, "")
+    x, y = ref.discs(50)
+
+    def loss(x, y):
+        mesh = otts.make_mesh(4, 2)
+        return otts.sinkhorn_divergence(x, y, relative_epsilon="mean", mesh=mesh)
+
+    both = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    (value, want), (grad_x, grad_y) = both(x, y)
+    arrays, record = read_arrays(out), read_record(out)
+    xy = want.outputs[0]
+    expected = {"f": xy.f, "g": xy.g, "grad_x": grad_x, "grad_y": grad_y}
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(
+            array, expected[name], rtol=1e-4, atol=1e-4, err_msg=name
+        )
+    np.testing.assert_allclose(record["divergence"], value, rtol=1e-5)
+    np.testing.assert_allclose(record["primal_cost"], xy.primal_cost, rtol=1e-5)
+    np.testing.assert_allclose(record["epsilon"], want.epsilon, rtol=1e-5)
+    assert record["terms"] == ["xy", "xx", "yy"]
+    assert record["n_iters"] == [int(count) for count in want.n_iters]
+    checks = [-(-count // 10) for count in record["n_iters"]]
+    assert [len(errors) for errors in record["errors"]] == checks
+    assert (record["mesh"], record["devices"]) == ("4x2", 8)
+    assert f"divergence     {record['divergence']:.7g}" in done.stdout
+
+
+def test_bad_input_in_a_process(tmp_path):
+    done = command("solve", "--x=missing.npy", "--y=y.npy", f"--out={tmp_path / 'out'}")
+    assert (done.returncode, done.stdout) == (2, "")
+    want = "ott-shard: error: --x=missing.npy: no such file: check the path\n"
+    assert done.stderr == want
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------- exit codes
+
+
+def test_not_converged(tmp_path, capsys):
+    """Results are written all the same, and nothing of an earlier run remains."""
+    for name in ("result.json", "grad_x.npy", "notes.txt"):
+        (tmp_path / name).write_text("earlier")
+    job = "solve --demo=discs --n=20 --max_iterations=7 --inner_iterations=5"
+    more = "--threshold=1e-30 --progress_seconds=0"
+    assert main([*job.split(), *more.split(), f"--out={tmp_path}"]) == 3
+    record = read_record(tmp_path)
+    assert (record["converged"], record["status"]) == (False, "MAX_ITERATIONS")
+    assert (record["n_iters"], len(record["errors"])) == (7, 2)
+    assert record["grad_norm"] is None
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"result.json", "f.npy", "g.npy", "notes.txt"}
+    lines = capsys.readouterr().out.splitlines()
+    progress = [line for line in lines if "marginal error" in line and "s/it" in line]
+    assert [line.split()[:3] for line in progress] == [
+        ["xy", "iteration", "5"],
+        ["xy", "iteration", "7"],
+    ]
+    assert any("max_iterations was reached" in line for line in lines)
+
+
+def test_not_finite(tmp_path):
+    """Numbers that do not exist are null in strict JSON."""
+    for name in ("x", "y"):
+        np.save(tmp_path / f"{name}.npy", np.full((3, 2), 1e30) * np.arange(3)[:, None])
+    files = [f"--{name}={tmp_path}/{name}.npy" for name in ("x", "y")]
+    assert main(["solve", *files, "--epsilon=1", f"--out={tmp_path}"]) == 3
+    record = read_record(tmp_path)
+    assert record["status"] == "NOT_FINITE"
+    assert record["reg_ot_cost"] is None
+
+
+def test_help(capsys):
+    """The help names every task and flag, and its examples are accepted."""
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {task} " in text for task in tasks.TASKS)
+    _, values = flags.parse([])
+    usages = [line.split()[0] for line in text.splitlines() if line[:4] == "  --"]
+    assert {usage.lstrip("-").partition("=")[0] for usage in usages} == values.keys()
+    _, given = flags.parse(usages)
+    assert given["mesh"] == (4, 2)
+    assert given["batch_size"] == (512, 2048)
+
+
+# -------------------------------------------------------------------------- parts
+
+
+def test_discs_are_those_of_the_issue():
+    for cloud, want in zip(data.discs(50), ref.discs(50), strict=True):
+        np.testing.assert_array_equal(cloud, want)
+
+
+def test_progress_is_rate_limited(capsys):
+    """Nothing for 2 seconds, then a line every 5."""
+    now = 0.0
+    printer = report.ProgressPrinter(5.0, clock=lambda: now)
+    for second in range(14):
+        now = float(second)
+        printer("xx", second, 0.5, 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == ["2", "7", "12"]
+    assert (
+        lines[0].split()
+        == "xx iteration 2 marginal error 5.00e-01 1 s/iteration".split()
+    )
+
+
+def test_failed_write_leaves_no_record(tmp_path, monkeypatch):
+    """A full disk while the second array is written."""
+
+    def save(file, array):
+        if array.size == 2:
+            raise OSError(28, "No space left on device")
+        file.write(b"array")
+
+    monkeypatch.setattr(np, "save", save)
+    arrays = {"f": np.zeros(1), "g": np.zeros(2)}
+    with pytest.raises(results.BadInput, match="No space left"):
+        results.write(str(tmp_path), {"n": 1}, arrays)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]

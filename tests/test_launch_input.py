@@ -1,0 +1,175 @@
+"""Bad input of the command: one clear line, exit code 2, nothing written."""
+
+import numpy as np
+import pytest
+
+from launch.main import main
+
+FILES = "--x=x.npy --y=y.npy"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with good and bad files."""
+    path = tmp_path_factory.mktemp("input")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(9, 3))
+    hole, huge = x.copy(), x.copy()
+    hole[7, 1], huge[7, 1] = np.nan, 1e300
+    negative = np.full(12, 0.1)
+    negative[4] = -0.1
+    for name, array in {
+        "x": x,
+        "y": y,
+        "y2d": y[:, :2],
+        "line": x[:, 0],
+        "scalar": np.float64(3),
+        "empty": x[:0],
+        "hole": hole,
+        "huge": huge,
+        "objects": np.array([{}, 1]),
+        "complex": x.astype(complex),
+        "words": np.array([["a", "b"]]),
+        "ones": np.ones(12),
+        "negative": negative,
+        "zeros": np.zeros(12),
+        "short": np.ones(3) / 3,
+    }.items():
+        np.save(path / f"{name}.npy", array)
+    np.savez(path / "pair.npz", x=x, y=y)
+    whole = (path / "x.npy").read_bytes()
+    (path / "cut.npy").write_bytes(whole[:-8])
+    (path / "head.npy").write_bytes(whole[:50])
+    (path / "cut.npz").write_bytes((path / "pair.npz").read_bytes()[:99])
+    (path / "text.npy").write_text("1 2 3\n")
+    (path / "nothing.npy").write_bytes(b"")
+    return path
+
+
+def solve(flag: str) -> str:
+    return f"solve {FILES} {flag}"
+
+
+# What is typed, and what the line must name: the flag, the value, a way out.
+CASES = [
+    ("", "no task", "solve or divergence"),
+    ("sovle", "'sovle'", "choose solve or divergence"),
+    (solve("y.npy"), "unexpected argument 'y.npy'", "start with --"),
+    ("solve", "--x is missing", "--demo=discs"),
+    ("solve --x=x.npy", "--y is missing", "--y=y.npy"),
+    (solve("--demo=discs"), "--x=x.npy", "--demo=discs makes", "leave one"),
+    (solve("--n=5"), "--n=5", "--demo=discs"),
+    (solve("--speed=1"), "'speed'", "--help"),
+    (solve("--epsilom=1"), "'epsilom'", "epsilon"),
+    (solve("--epsilon"), "Missing value", "--epsilon"),
+    # files
+    ("solve --x=gone.npy --y=y.npy", "--x=gone.npy", "no such file", "check the path"),
+    ("solve --x=x.npy --y=gone.npz#y", "--y=gone.npz#y", "no such file"),
+    ("solve --x=. --y=y.npy", "--x=.", "directory", "give a .npy"),
+    *(
+        (f"solve --x={name} --y=y.npy", f"--x={name}: is not a whole", "numpy.save")
+        for name in "text.npy nothing.npy cut.npy head.npy cut.npz objects.npy".split()
+    ),
+    ("solve --x=pair.npz --y=y.npy", "--x=pair.npz", "x, y", "pair.npz#KEY"),
+    ("solve --x=pair.npz#z --y=y.npy", "--x=pair.npz#z", "arrays x, y"),
+    ("solve --x=x.npy#x --y=y.npy", "--x=x.npy#x", "leave #x out"),
+    (solve("--a=gone.npy"), "--a=gone.npy", "no such file"),
+    # clouds
+    ("solve --x=line.npy --y=y.npy", "--x=line.npy", "[n, d], got (12,)", "[:, None]"),
+    ("solve --x=scalar.npy --y=y.npy", "--x=scalar.npy", "[n, d], got ()"),
+    ("solve --x=empty.npy --y=y.npy", "--x=empty.npy", "at least one point"),
+    ("solve --x=x.npy --y=hole.npy", "--y=hole.npy", "NaN", "row 7", "remove"),
+    ("solve --x=huge.npy --y=y.npy", "--x=huge.npy", "inf in row 7"),
+    ("solve --x=complex.npy --y=y.npy", "--x=complex.npy", "complex128", "convert"),
+    ("solve --x=words.npy --y=y.npy", "--x=words.npy", "real numbers", "convert"),
+    ("solve --x=x.npy --y=y2d.npy", "--x=x.npy --y=y2d.npy", "got 3 and 2"),
+    # weights
+    (solve("--a=negative.npy"), "--a=negative.npy", "negative", "index 4", "clip"),
+    (solve("--a=zeros.npy"), "--a=zeros.npy", "all zero"),
+    (solve("--b=short.npy"), "--b=short.npy", "shape (9,)", "got (3,)"),
+    (solve("--a=ones.npy"), "--a=ones.npy", "same total mass", "got 12 and 1", "tau_a"),
+    # numbers
+    *(
+        (solve(f"--{flag}"), f"--{flag}: must be", form)
+        for flag, form in {
+            "epsilon=0": "a number greater than 0",
+            "epsilon=-1": "a number greater than 0",
+            "epsilon=nan": "a number greater than 0",
+            "epsilon=inf": "a number greater than 0",
+            "epsilon=small": "a number greater than 0",
+            "epsilon_unit=max": "one of absolute, mean, std",
+            "threshold=0": "a number greater than 0",
+            "max_iterations=0": "an integer from 1",
+            "max_iterations=1.5": "an integer from 1",
+            "max_iterations=9999999999": "an integer from 1 to 2147483647",
+            "min_iterations=-1": "an integer from 0",
+            "inner_iterations=0": "an integer from 1",
+            "tau_a=0": "greater than 0 and at most 1",
+            "tau_b=1.01": "greater than 0 and at most 1",
+            "cost=manhattan": "one of sqeuclidean, euclidean",
+            "dtype=float16": "one of float32, float64",
+            "precision=low": "one of default, high, highest",
+            "grad=perhaps": "true or false",
+            "cpu_devices=0": "an integer from 1",
+            "progress_seconds=-1": "a number, at least 0",
+            "mesh=4": "rows x cols, such as 4x2",
+            "mesh=4x": "rows x cols, such as 4x2",
+            "mesh=0x2": "rows x cols, such as 4x2",
+            "batch_size=0": "such as 1024 or 512x2048",
+            "batch_size=1x2x3": "such as 1024 or 512x2048",
+        }.items()
+    ),
+    ("solve --demo=discs --n=0", "--n=0", "an integer from 1"),
+    ("solve --demo=rings", "--demo=rings", "one of discs"),
+    (solve("--min_iterations=3000"), "--min_iterations=3000", "max_iterations = 2000"),
+    # devices
+    (solve("--mesh=100x2"), "--mesh=100x2", "200 devices", "--cpu_devices=200"),
+    (solve("--cpu_devices=3"), "--cpu_devices=3", "already", "new process"),
+    # output
+    (solve("--out="), "--out=", "name a directory"),
+    (solve("--out=x.npy"), "--out=x.npy", "is a file", "name a directory"),
+    (solve("--out=x.npy/deep"), "--out=x.npy/deep", "is a file"),
+    # a second task
+    ("divergence --x=hole.npy --y=y.npy", "--x=hole.npy", "NaN", "row 7"),
+    (f"divergence {FILES} --grad --b=ones.npy", "--b=ones.npy", "shape (9,)"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] or "nothing" for case in CASES])
+def test_refused_in_one_line(case, folder, monkeypatch, capsys):
+    typed, *wanted = case
+    monkeypatch.chdir(folder)
+    before = sorted(folder.iterdir())
+    out = [] if "--out" in typed else ["--out=out/deep"]
+    assert main([*out, *typed.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ott-shard: error: ")
+    assert error.count("\n") == 1
+    assert error.endswith("\n")
+    for text in wanted:
+        assert text in error
+    assert sorted(folder.iterdir()) == before
+
+
+def test_unwritable_directory_is_refused_before_computing(folder, monkeypatch, capsys):
+    def full(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    monkeypatch.chdir(folder)
+    assert main([*solve("--out=out").split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--out=out: not writable (Read-only file system)" in captured.err
+
+
+def test_other_errors_are_not_bad_input(folder, monkeypatch):
+    """A ValueError that is not about a flag is a bug, and keeps its traceback."""
+
+    def broken(*_, **__):
+        raise ValueError("shapes do not match")
+
+    monkeypatch.setattr("ott_shard.solve", broken)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match="shapes do not match"):
+        main(solve("").split())
