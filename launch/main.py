@@ -4,11 +4,8 @@ import sys
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import Mesh
 
-import ott_shard as otts
-
-from . import config as configs, data, flags, report, results, tasks
+from . import config as configs, data, devices, flags, report, results, tasks
 from .config import Config
 from .errors import BadInput
 
@@ -41,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
 def _execute(config: Config) -> int:
     if config.out is not None:
         results.check_directory(config.out)
-    _configure_jax(config)
+    devices.use_cpu(config.cpu_devices)
     with jax.enable_x64(config.dtype == "float64"):
         clouds = data.load(config)
-        mesh = _mesh(config)
+        mesh = devices.make_mesh(config.mesh)
         progress = report.ProgressPrinter(config.progress_seconds)
         print(report.configuration(config, mesh, clouds), flush=True)
         outcome = tasks.perform(config, mesh, clouds, progress)
@@ -54,28 +51,3 @@ def _execute(config: Config) -> int:
         results.write(config.out, record, arrays)
         print(f"{'written to':<15}{config.out}")
     return _CONVERGED if record["converged"] else _NOT_CONVERGED
-
-
-def _configure_jax(config: Config) -> None:
-    if config.cpu_devices is None:
-        return
-    try:
-        jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-        jax.config.update("jax_platforms", "cpu")
-    except RuntimeError:
-        raise BadInput(
-            f"--cpu_devices={config.cpu_devices}: jax already runs in this process "
-            f"on {jax.device_count()} devices: leave the flag out, or use a new process"
-        ) from None
-
-
-def _mesh(config: Config) -> Mesh:
-    if config.mesh is None:
-        return otts.make_mesh()
-    rows, cols = config.mesh
-    if (needed := rows * cols) > (count := jax.device_count()):
-        raise BadInput(
-            f"--mesh={rows}x{cols}: needs {needed} devices, {count} visible: choose a "
-            f"smaller mesh, or compute on CPU with --cpu_devices={needed}"
-        )
-    return otts.make_mesh(rows, cols)

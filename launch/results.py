@@ -80,7 +80,7 @@ def collect(
         "devices": mesh.size,
         "device_kind": mesh.devices.flat[0].device_kind,
         "processes": jax.process_count(),
-        "versions": _versions(),
+        "versions": versions(),
     }
     return _strict(record), arrays
 
@@ -100,7 +100,8 @@ def _histories(outcome: Outcome) -> dict[str, Any]:
     return {"terms": list(TERMS), "n_iters": n_iters, "errors": errors}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that numbers depend on."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},

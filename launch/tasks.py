@@ -20,7 +20,7 @@ Compute = Callable[[Config, Mesh, Clouds, Progress | None], tuple[jax.Array, Ter
 
 # The pairs of clouds that solutions are between; the first is the one to save.
 TERMS = ("xy", "xx", "yy")
-_COSTS = {"sqeuclidean": otts.costs.SqEuclidean, "euclidean": otts.costs.Euclidean}
+COSTS = {"sqeuclidean": otts.costs.SqEuclidean, "euclidean": otts.costs.Euclidean}
 
 
 class Task(NamedTuple):
@@ -90,7 +90,7 @@ TASKS = {
 def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
     sizes, unit = config.batch_size, config.epsilon_unit
     return dict(
-        cost_fn=_COSTS[config.cost](),
+        cost_fn=COSTS[config.cost](),
         epsilon=config.epsilon,
         relative_epsilon=None if unit == "absolute" else unit,
         batch_size=sizes[0] if sizes and len(sizes) == 1 else sizes,

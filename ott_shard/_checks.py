@@ -1,30 +1,33 @@
 """Checks of arguments, and their wording: the argument, the value, the way out."""
 
+import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 
 def concrete(x: Any) -> Any:
     """The array behind `x` if its values are known now, else None."""
-    if isinstance(x, jax.core.Tracer):
-        value = x.to_concrete_value()
-        return value if np.shape(value) == x.shape else None
-    return x
+    if not isinstance(x, Tracer):
+        return x
+    value = x.to_concrete_value()
+    return value if value is not None and np.shape(value) == x.shape else None
 
 
-def positive_int(name: str, value: Any) -> int:
-    """`value` as an int, at least 1."""
+def integer(name: str, value: Any, *, at_least: int = 1) -> int:
+    """`value` as an int, at least `at_least`."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
+    if number < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {number}")
     return number
 
 
@@ -66,7 +69,7 @@ def points(name: str, x: Any) -> jax.Array | np.ndarray:
 
     NumPy arrays stay on the host so that they go straight to their shards.
     """
-    x = _real_array(name, x)
+    x = real_array(name, x)
     if x.ndim != 2:
         raise ValueError(
             f"{name} must have shape [n, d], got {x.shape}"
@@ -80,7 +83,7 @@ def points(name: str, x: Any) -> jax.Array | np.ndarray:
 
 def weights(name: str, w: Any, size: int, cloud: str) -> jax.Array | np.ndarray:
     """`w` as [size] non-negative, finite weights, not all zero."""
-    w = _real_array(name, w)
+    w = real_array(name, w)
     if w.shape != (size,):
         raise ValueError(
             f"{name} must have shape ({size},), one weight per point of {cloud}, "
@@ -90,14 +93,11 @@ def weights(name: str, w: Any, size: int, cloud: str) -> jax.Array | np.ndarray:
     known = concrete(w)
     if known is None:
         return w
-    # Values closed over by the caller's jit are known, but arithmetic on them is not.
-    with jax.ensure_compile_time_eval():
-        lowest, highest = float(known.min()), float(known.max())
-        index = int(known.argmin())
+    lowest, highest, index = _evaluate(_range, known)
     if lowest < 0:
         raise ValueError(
-            f"{name} must not be negative, got {lowest:g} at index {index}: clip or "
-            "drop those points"
+            f"{name} must not be negative, got {lowest:g} at index {int(index)}: "
+            "clip or drop those points"
         )
     if highest == 0:
         raise ValueError(f"{name} must not be all zero: there is no mass to move")
@@ -109,8 +109,7 @@ def equal_mass(a: Any, b: Any, tau_a: Any, tau_b: Any) -> None:
     values = [concrete(v) for v in (a, b, tau_a, tau_b)]
     if any(v is None for v in values) or min(float(values[2]), float(values[3])) < 1:
         return
-    with jax.ensure_compile_time_eval():
-        mass_a, mass_b = (float(v.sum()) for v in values[:2])
+    (mass_a,), (mass_b,) = (_evaluate(_total, v) for v in values[:2])
     # The sum of n rounded weights is off by about sqrt(n) roundings.
     slack = max(
         float(jnp.finfo(v.dtype).eps) * 4 * max(16, v.size**0.5) for v in values[:2]
@@ -123,8 +122,11 @@ def equal_mass(a: Any, b: Any, tau_a: Any, tau_b: Any) -> None:
         )
 
 
-def _real_array(name: str, x: Any) -> jax.Array | np.ndarray:
-    if not isinstance(x, jax.Array):
+def real_array(name: str, x: Any) -> jax.Array | np.ndarray:
+    """`x` as an array of real numbers, without explicit sharding."""
+    if isinstance(x, jax.Array):
+        x = _automatic(name, x)
+    else:
         try:
             x = np.asarray(x)
         except ValueError as error:
@@ -137,15 +139,61 @@ def _real_array(name: str, x: Any) -> jax.Array | np.ndarray:
     return x
 
 
+def _automatic(name: str, x: jax.Array) -> jax.Array:
+    """`x` on the same devices, without a sharding in its type.
+
+    Arithmetic on arrays of a mesh with explicit axes needs that mesh as the context;
+    the solver leaves layouts to the compiler.
+    """
+    if AxisType.Explicit not in jax.typeof(x).sharding.mesh.axis_types:
+        return x
+    known = concrete(x)
+    if known is None:
+        raise ValueError(
+            f"{name} must not have explicit sharding inside jit, got {jax.typeof(x)}: "
+            "wrap your function in jax.sharding.auto_axes"
+        )
+    mesh, spec = known.sharding.mesh, known.sharding.spec
+    return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), spec))
+
+
 def _finite(name: str, x: Any, way_out: str) -> None:
     known = concrete(x)
     if known is None or not jnp.issubdtype(known.dtype, jnp.floating):
         return
-    xp = np if isinstance(known, np.ndarray) else jnp
-    with jax.ensure_compile_time_eval():
-        finite = xp.isfinite(known).reshape(known.shape[0], -1).all(axis=1)
-        fine, bad = bool(finite.all()), int(finite.argmin())
-    if not fine:
+    count, first = _evaluate(_not_finite, known)
+    if count:
         raise ValueError(
-            f"{name} must be finite, got NaN or inf in row {bad}: {way_out}"
+            f"{name} must be finite, got NaN or inf in row {int(first)}: {way_out}"
         )
+
+
+def _evaluate(summary: Callable, x: jax.Array | np.ndarray) -> list[float]:
+    """The numbers that `summary(xp, x)` gives, on the host for an array of the host.
+
+    Arrays that the caller's jit closes over are known, but arithmetic on them is not
+    unless it is asked for.
+    """
+    if isinstance(x, np.ndarray):
+        return [float(v) for v in summary(np, x)]
+    with jax.ensure_compile_time_eval():
+        return [float(v) for v in _on_devices(summary, x)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _on_devices(summary, x):
+    return summary(jnp, x)
+
+
+def _not_finite(xp, x):
+    """How many rows hold a NaN or an infinity, and the first of them."""
+    bad = ~xp.isfinite(x).reshape(x.shape[0], -1).all(axis=1)
+    return bad.sum(), bad.argmax()
+
+
+def _range(xp, x):
+    return x.min(), x.max(), x.argmin()
+
+
+def _total(xp, x):
+    return (x.sum(),)

@@ -21,7 +21,7 @@ def axis_sum(x: jax.Array, axes: Axes) -> jax.Array:
 def axis_max(x: jax.Array, axes: Axes) -> jax.Array:
     """Maximum of `x` over the devices along `axes` (one all-reduce).
 
-    Not differentiated: ``pmax`` has no derivative rule, so the gradient stops directly at its argument.
+    Not differentiated: ``pmax`` has no rule, so the gradient stops at its argument.
     """
     x = lax.stop_gradient(x)
     return lax.pmax(x, axes) if axes else x

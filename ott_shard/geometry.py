@@ -97,11 +97,11 @@ class PointCloud:
         mesh: Mesh | None = None,
         precision: Literal["default", "high", "highest"] = "highest",
     ):
-        x, y = _checks.points("x", x), _checks.points("y", y)
-        if x.shape[1] != y.shape[1]:
+        xs, ys = _checks.points("x", x), _checks.points("y", y)
+        if xs.shape[1] != ys.shape[1]:
             raise ValueError(
-                f"x and y must have the same dimension d, got {x.shape[1]} and "
-                f"{y.shape[1]} (shapes {x.shape} and {y.shape})"
+                f"x and y must have the same dimension d, got {xs.shape[1]} and "
+                f"{ys.shape[1]} (shapes {xs.shape} and {ys.shape})"
             )
         cost_fn = costs.SqEuclidean() if cost_fn is None else cost_fn
         if not isinstance(cost_fn, costs.CostFn) or isinstance(cost_fn, type):
@@ -111,19 +111,18 @@ class PointCloud:
             )
         _checks.choice("relative_epsilon", relative_epsilon, (None, "mean", "std"))
         _checks.choice("precision", precision, _PRECISIONS)
-        mesh = meshes.resolve_mesh(mesh, x)
-        dtype = jnp.promote_types(jnp.result_type(x, y), jnp.float32)
+        mesh = meshes.resolve_mesh(mesh, xs)
+        dtype = jnp.promote_types(jnp.result_type(xs, ys), jnp.float32)
         row_axes, col_axes = meshes.axes_of(mesh)
-        shape, same = (x.shape[0], y.shape[0]), y is x
-        x = meshes.place(x.astype(dtype), mesh, row_axes)
-        if same:
-            y = meshes.exchange(x, mesh, row_axes, col_axes)
+        rows = meshes.place(xs.astype(dtype), mesh, row_axes)
+        if y is x:
+            cols = meshes.exchange(rows, mesh, row_axes, col_axes)
         else:
-            y = meshes.place(y.astype(dtype), mesh, col_axes)
+            cols = meshes.place(ys.astype(dtype), mesh, col_axes)
         pairs = Pairs(
-            x=x,
-            y=y,
-            centre=_centre(x, y) * cost_fn.translation_invariant,
+            x=rows,
+            y=cols,
+            centre=_centre(rows, cols) * cost_fn.translation_invariant,
             scale=_checks.scalar("scale_cost", scale_cost, dtype=dtype),
             cost=cost_fn,
             mesh=mesh,
@@ -133,7 +132,7 @@ class PointCloud:
         )
         if epsilon is not None:
             epsilon = _checks.scalar("epsilon", epsilon, dtype=dtype)
-        self._set(pairs, epsilon, relative_epsilon, *shape)
+        self._set(pairs, epsilon, relative_epsilon, len(xs), len(ys))
 
     def _set(self, *values: Any) -> None:
         for field, value in zip(dataclasses.fields(self), values, strict=True):
@@ -245,22 +244,17 @@ class PointCloud:
     @property
     def epsilon(self) -> jax.Array:
         """Regularisation in units of cost, under uniform weights if it is relative."""
-        if not self.needs_statistics:
+        if self.given_epsilon is not None and self.relative_epsilon is None:
             return self.given_epsilon
         return self.resolve_epsilon(self.weights(None, 0), self.weights(None, 1))
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether epsilon depends on the statistics of the costs."""
-        return self.given_epsilon is None or self.relative_epsilon is not None
 
     def resolve_epsilon(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Epsilon in units of cost, for padded weights.
 
-        Positive also if all costs agree. Without spread every positive epsilon gives the same plan a b^T; then the
+        Without spread every positive epsilon gives the same plan a b^T, and the
         statistic is taken to be 1.
         """
-        if not self.needs_statistics:
+        if self.given_epsilon is not None and self.relative_epsilon is None:
             return self.given_epsilon
         stats = _statistics(self, a, b)
         unit = getattr(stats, self.relative_epsilon or "std")
@@ -277,7 +271,8 @@ def _block(batch_size: Any, precision: str) -> Block:
         raise ValueError(
             f"batch_size must be an int or a pair (rows, cols), got {batch_size!r}"
         )
-    return Block(*(_checks.positive_int("batch_size", s) for s in sizes), precision)
+    rows, cols = (_checks.integer("batch_size", size) for size in sizes)
+    return Block(rows, cols, precision)
 
 
 @jax.jit

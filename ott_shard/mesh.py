@@ -9,11 +9,12 @@ finite for its padding.
 import functools
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ott_shard import _checks
 from ott_shard.collectives import Axes
@@ -25,7 +26,7 @@ def make_mesh(
     rows: int | None = None,
     cols: int | None = None,
     *,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore
 ) -> Mesh:
     """A rows x cols mesh of devices for :class:`ott_shard.PointCloud`.
 
@@ -52,7 +53,7 @@ def make_mesh(
     pool = list(jax.devices() if devices is None else devices)
     for name, size in (("rows", rows), ("cols", cols)):
         if size is not None:
-            _checks.positive_int(name, size)
+            _checks.integer(name, size)
     if rows is None and cols is None:
         cols = max(c for c in range(1, math.isqrt(len(pool)) + 1) if len(pool) % c == 0)
     rows = rows or len(pool) // (cols or 1)
@@ -79,6 +80,12 @@ def axes_of(mesh: Mesh) -> tuple[Axes, Axes]:
 
 def resolve_mesh(mesh: Mesh | None, x: object) -> Mesh:
     """The mesh asked for, else the one x lives on, else all visible devices."""
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        raise ValueError(
+            "a mesh with explicit axes must not be the context, got "
+            f"{jax.sharding.get_abstract_mesh()}: wrap your function in "
+            "jax.sharding.auto_axes, or leave jax.set_mesh"
+        )
     if mesh is None:
         sharding = getattr(_checks.concrete(x), "sharding", None)
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
@@ -101,7 +108,11 @@ def padded_size(n: int, mesh: Mesh) -> int:
 
 
 def place(
-    x: jax.Array | np.ndarray, mesh: Mesh, axes: Axes, *, pad: str = "edge"
+    x: jax.Array | np.ndarray,
+    mesh: Mesh,
+    axes: Axes,
+    *,
+    pad: Literal["edge", "constant"] = "edge",
 ) -> jax.Array:
     """Pad the rows of `x` to a multiple of the devices and split them over `axes`.
 
@@ -109,10 +120,11 @@ def place(
     straight to their devices, and a gradient comes back to where the array was. Under
     a trace the layout is asked of the compiler.
     """
-    padding = [(0, padded_size(x.shape[0], mesh) - x.shape[0])]
-    if padding[0][1]:
-        xp = np if isinstance(x, np.ndarray) else jnp
-        x = xp.pad(x, padding + [(0, 0)] * (x.ndim - 1), mode=pad)
+    missing = padded_size(x.shape[0], mesh) - x.shape[0]
+    if missing:
+        padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+        # NumPy arrays are padded on the host, so that they go straight to their shards.
+        x = (np if isinstance(x, np.ndarray) else jnp).pad(x, padding, mode=pad)
     if _checks.concrete(x) is not None:
         return jax.device_put(x, _split(mesh, axes))
     return jax.lax.with_sharding_constraint(x, _split(mesh, axes))

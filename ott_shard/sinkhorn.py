@@ -32,12 +32,13 @@ class Limits:
     inner_iterations: int = 10
 
     def __post_init__(self):
-        _checks.positive_int("max_iterations", self.max_iterations)
-        _checks.positive_int("inner_iterations", self.inner_iterations)
-        if not 0 <= self.min_iterations <= self.max_iterations:
+        _checks.integer("max_iterations", self.max_iterations)
+        _checks.integer("inner_iterations", self.inner_iterations)
+        _checks.integer("min_iterations", self.min_iterations, at_least=0)
+        if self.min_iterations > self.max_iterations:
             raise ValueError(
-                "min_iterations must be between 0 and max_iterations = "
-                f"{self.max_iterations}, got {self.min_iterations}"
+                f"min_iterations must be at most max_iterations = {self.max_iterations}"
+                f", got {self.min_iterations}"
             )
 
 
@@ -108,6 +109,11 @@ def solve(
         >>> bool(out.converged), round(float(out.reg_ot_cost), 3)
         (True, 1.095)
     """
+    if not isinstance(geom, PointCloud):
+        raise TypeError(
+            f"geom must be a PointCloud, got {type(geom).__name__}: "
+            "solve(ott_shard.PointCloud(x, y), ...)"
+        )
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     a, b = geom.weights(a, 0), geom.weights(b, 1)
     tau_a = _checks.scalar("tau_a", tau_a, up_to=1.0, dtype=geom.dtype)
@@ -191,14 +197,14 @@ def _advance(problem: Problem, state: State, limits: Limits, symmetric: bool) ->
     inner = jnp.minimum(
         limits.inner_iterations, limits.max_iterations - state.iteration
     )
-    potentials = lax.fori_loop(
+    phi, psi, transform = lax.fori_loop(
         0, inner, lambda _, p: step(problem, *p), tuple(state[:3])
     )
-    _, psi, transform = potentials
     iteration = state.iteration + inner
     error = _marginal_error(problem, psi, transform)
     check = (iteration - 1) // limits.inner_iterations
-    return State(*potentials, iteration, error, state.errors.at[check].set(error))
+    errors = state.errors.at[check].set(error)
+    return State(phi, psi, transform, iteration, error, errors)
 
 
 def _step(problem: Problem, _, psi, transform):

@@ -2,12 +2,14 @@
 
 import dataclasses
 import enum
+import functools
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
 
 from ott_shard import _checks, mesh as meshes, operators
 from ott_shard.costs import CostFn
@@ -116,15 +118,12 @@ class SinkhornOutput:
     @property
     def f(self) -> jax.Array:
         """[n], potential of x with its weight: -inf where a is 0."""
-        return self._potential(self.phi, self.problem.a, self.geom.n)
+        return _potential(self.phi, self.problem.a, self.epsilon, self.geom.n)
 
     @property
     def g(self) -> jax.Array:
         """[m], potential of y with its weight: -inf where b is 0."""
-        return self._potential(self.psi, self.problem.b, self.geom.m)
-
-    def _potential(self, phi: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-        return meshes.unpad(phi + self.epsilon * jnp.log(weights), size)
+        return _potential(self.psi, self.problem.b, self.epsilon, self.geom.m)
 
     @property
     def epsilon(self) -> jax.Array:
@@ -160,7 +159,7 @@ class SinkhornOutput:
                 f"{np.min(self.epsilon):.3g}"
             )
 
-    def apply(self, v: jax.Array, axis: Literal[0, 1]) -> jax.Array:
+    def apply(self, v: ArrayLike, axis: Literal[0, 1]) -> jax.Array:
         """The plan times a vector: P^T v (axis 0) or P v (axis 1), as in OTT.
 
         Args:
@@ -181,18 +180,20 @@ class SinkhornOutput:
             Array([0.3333, 0.3333, 0.3333], dtype=float32)
         """
         _checks.choice("axis", axis, (0, 1))
-        v = jnp.asarray(v, self.geom.dtype)
+        values = _checks.real_array("v", v).astype(self.geom.dtype)
         pairs, ends = self.problem.pairs, ((self.phi, self.psi), self._weights)
         if axis == 0:
             pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
-        if v.ndim not in (1, 2) or v.shape[0] != self.geom.shape[axis]:
+        if values.ndim not in (1, 2) or len(values) != self.geom.shape[axis]:
             raise ValueError(
                 f"v must have shape [{self.geom.shape[axis]}] or "
-                f"[{self.geom.shape[axis]}, k] for axis={axis}, got {v.shape}"
+                f"[{self.geom.shape[axis]}, k] for axis={axis}, got {values.shape}"
             )
-        values = meshes.place(v.reshape(v.shape[0], -1), pairs.mesh, pairs.col_axes)
-        out = operators.apply_plan(pairs, *ends, values, self.epsilon)
-        return meshes.unpad(out, self.geom.shape[1 - axis]).reshape(-1, *v.shape[1:])
+        columns = values.reshape(len(values), -1)
+        columns = meshes.place(columns, pairs.mesh, pairs.col_axes)
+        out = operators.apply_plan(pairs, *ends, columns, self.epsilon)
+        out = meshes.unpad(out, self.geom.shape[1 - axis])
+        return out if values.ndim == 2 else out[:, 0]
 
     @property
     def _weights(self) -> tuple[jax.Array, jax.Array]:
@@ -201,7 +202,7 @@ class SinkhornOutput:
     def marginal(self, axis: Literal[0, 1]) -> jax.Array:
         """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1)."""
         _checks.choice("axis", axis, (0, 1))
-        return self.apply(jnp.ones(self.geom.shape[axis]), axis)
+        return self.apply(np.ones(self.geom.shape[axis]), axis)
 
     @property
     def transport_mass(self) -> jax.Array:
@@ -219,14 +220,12 @@ class SinkhornOutput:
     @property
     def dual_cost(self) -> jax.Array:
         """<a, f> + <b, g> over the support, scalar, as in OTT."""
-        terms = ((self.phi, self.problem.a), (self.psi, self.problem.b))
-        return sum(jnp.sum(w * phi) - self.epsilon * _entropy(w) for phi, w in terms)
+        return _dual_cost((self.phi, self.psi), self._weights, self.epsilon)
 
     @property
     def ent_reg_cost(self) -> jax.Array:
         """reg_ot_cost - eps (H(a) + H(b)): <C, P> - eps H(P) for a balanced problem."""
-        entropy = _entropy(self.problem.a) + _entropy(self.problem.b)
-        return self.reg_ot_cost - self.epsilon * entropy
+        return self.reg_ot_cost - self.epsilon * _entropy(*self._weights)
 
     @property
     def matrix(self) -> jax.Array:
@@ -249,5 +248,22 @@ class SinkhornOutput:
         return jnp.exp(exponents / self.epsilon)
 
 
-def _entropy(w: jax.Array) -> jax.Array:
-    return -jnp.sum(w * jnp.log(jnp.where(w > 0, w, 1.0)))
+# Jitted: on several devices each operation on its own would be a program to compile.
+@functools.partial(jax.jit, static_argnums=3)
+def _potential(
+    phi: jax.Array, weights: jax.Array, epsilon: jax.Array, size: int
+) -> jax.Array:
+    return meshes.unpad(phi + epsilon * jnp.log(weights), size)
+
+
+@jax.jit
+def _dual_cost(potentials, weights, epsilon) -> jax.Array:
+    (phi, psi), (a, b) = potentials, weights
+    return jnp.vdot(a, phi) + jnp.vdot(b, psi) - epsilon * _entropy(a, b)
+
+
+@jax.jit
+def _entropy(a: jax.Array, b: jax.Array) -> jax.Array:
+    """H(a) + H(b)."""
+    in_a, in_b = (w * jnp.log(jnp.where(w > 0, w, 1.0)) for w in (a, b))
+    return -in_a.sum() - in_b.sum()

@@ -149,8 +149,8 @@ def local_lse(
 
     dtype = jnp.result_type(*jax.tree.leaves(operands))
     init = jnp.full(n, -jnp.inf, dtype), jnp.zeros(n, dtype)
-    partials = fold_tiles(body, init, operands.rows, operands.cols, keep, block)
-    return combine_lse(*partials, axes)
+    top, total = fold_tiles(body, init, operands.rows, operands.cols, keep, block)
+    return combine_lse(top, total, axes)
 
 
 def _local_lse_jvp(block, axes, primals, tangents):

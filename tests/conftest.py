@@ -26,6 +26,19 @@ def dtype(request):
         yield np.dtype(request.param)
 
 
+def pytest_collection_modifyitems(items):
+    """Every mesh with one dtype by default, with both under -m "".
+
+    A program is compiled for each pair, which is what the time of the suite is made of.
+    """
+    usual = dict(zip(MESH_SHAPES, 3 * ["float32", "float64"], strict=False))
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        shape, name = parameters.get("mesh"), parameters.get("dtype")
+        if shape and isinstance(name, str) and usual[shape] != name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def clear_compiled_code():
     """Compiled programs pile up; few are shared between modules."""

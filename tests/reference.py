@@ -177,7 +177,9 @@ class Solution:
     @property
     def primal_objective(self) -> float:
         """<C, P> + epsilon KL(P | a b^T), and the marginal terms where unbalanced."""
-        total = self.primal_cost + self.epsilon * kl(self.plan, np.outer(self.a, self.b))
+        total = self.primal_cost + self.epsilon * kl(
+            self.plan, np.outer(self.a, self.b)
+        )
         for tau, axis, target in ((self.tau_a, 1, self.a), (self.tau_b, 0, self.b)):
             if tau < 1:
                 total += rho(self.epsilon, tau) * kl(self.plan.sum(axis), target)
@@ -198,8 +200,9 @@ class Solution:
     @property
     def ent_reg_cost(self) -> float:
         """reg_ot_cost - epsilon (H(a) + H(b)), as OTT."""
-        entropy = sum(-float(w @ safe_log(np.where(w > 0, w, 1)))
-                      for w in (self.a, self.b))
+        entropy = sum(
+            -float(w @ safe_log(np.where(w > 0, w, 1))) for w in (self.a, self.b)
+        )
         return self.reg_ot_cost - self.epsilon * entropy
 
     @property

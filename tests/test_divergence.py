@@ -50,10 +50,12 @@ def test_matches_oracle(mesh, dtype):
     assert np.all(np.asarray(grad_x)[p.a == 0] == 0)
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("SqEuclidean", marks=pytest.mark.slow), "Euclidean"]
+)
 def test_finite_differences(name):
     with jax.enable_x64(True):
-        p = ref.problem(13, 21)
+        p = ref.problem(13, 21, dtype=np.float64)
         mesh = otts.make_mesh(4, 2)
 
         def fn(x, y, a, b, epsilon):
@@ -83,12 +85,10 @@ def test_unbalanced():
     """With masses of 1 and 1.5 the term in their difference counts."""
     taus = {"tau_a": 0.8, "tau_b": 0.6}
     with jax.enable_x64(True):
-        p = ref.problem(13, 21)
+        p = ref.problem(13, 21, dtype=np.float64)
         p = ref.Problem(p.x, p.y, p.a, 1.5 * p.b)
         mesh = otts.make_mesh(4, 2)
-        value, out = divergence(
-            *p.cast(np.float64), mesh=mesh, threshold=1e-13, **taus
-        )
+        value, out = divergence(*p.cast(np.float64), mesh=mesh, threshold=1e-13, **taus)
         want = ref.divergence(
             "SqEuclidean", p, EPSILON, iterations=(300, 300, 300), **taus
         )
@@ -118,9 +118,7 @@ def test_scale_cost_and_batch_size():
     mesh = otts.make_mesh(4, 2)
     plain, _ = divergence(*arguments, mesh=mesh, **FIXED)
     tiled, _ = divergence(*arguments, mesh=mesh, batch_size=(2, 3), **FIXED)
-    scaled, _ = divergence(
-        *arguments, EPSILON / 4, mesh=mesh, scale_cost=4.0, **FIXED
-    )
+    scaled, _ = divergence(*arguments, EPSILON / 4, mesh=mesh, scale_cost=4.0, **FIXED)
     np.testing.assert_allclose(tiled, plain, rtol=1e-5)
     np.testing.assert_allclose(4 * scaled, plain, rtol=1e-5)
 
@@ -129,7 +127,9 @@ def test_scale_cost_and_batch_size():
 
 
 @pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 1), marks=pytest.mark.slow), (4, 2)]
+)
 def test_zero_between_equal_clouds(shape, name):
     p = ref.problem(21, 21)
     x, _, a, _ = p.cast(np.float32)
@@ -147,6 +147,7 @@ def test_zero_between_equal_clouds(shape, name):
         np.testing.assert_allclose(gradient, 0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_symmetric_in_its_arguments_and_positive():
     x, y, a, b = ref.problem(13, 21).cast(np.float32)
     mesh = otts.make_mesh(4, 2)
@@ -159,12 +160,13 @@ def test_symmetric_in_its_arguments_and_positive():
 def test_translation_is_what_is_left():
     """For SqEuclidean a shifted copy is exactly |shift|^2 away, whatever epsilon."""
     with jax.enable_x64(True):
-        x, _, a, _ = ref.problem(21, 21).cast(np.float64)
+        x, _, a, _ = ref.problem(21, 21, dtype=np.float64).cast(np.float64)
         shift = jnp.asarray([1.0, -2.0, 0.5])
-        for epsilon in (0.1, 10.0):
-            value, _ = divergence(
+        for epsilon in (0.3, 10.0):
+            value, out = divergence(
                 x, x + shift, a, a, epsilon, mesh=otts.make_mesh(4, 2), threshold=1e-12
             )
+            assert bool(out.converged)
             np.testing.assert_allclose(value, 5.25, rtol=1e-9)
 
 
@@ -228,7 +230,9 @@ def both_of_discs(x, y, epsilon, mesh, **options):
     return jax.jit(both)(x, y, epsilon)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 1), marks=pytest.mark.slow), (4, 2)]
+)
 def test_two_discs_small(shape):
     """n = 200 in float32 against the float64 oracle at the same iterations."""
     x, y = (np.asarray(z) for z in ref.discs(200))
@@ -244,11 +248,6 @@ def test_two_discs_small(shape):
     np.testing.assert_allclose(value, want.value, rtol=1e-5)
     ref.assert_close(grad_x, want.grad_x("SqEuclidean", p.x, p.y), 1e-5)
     ref.assert_close(grad_y, want.grad_y("SqEuclidean", p.x, p.y), 1e-5)
-    relative, out = otts.sinkhorn_divergence(
-        x, y, epsilon=0.05, relative_epsilon="mean", mesh=mesh
-    )
-    np.testing.assert_allclose(out.epsilon, epsilon, rtol=1e-5)
-    np.testing.assert_allclose(relative, value, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as ref
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import ott_shard as otts
 
@@ -225,6 +224,29 @@ def test_on_the_callers_mesh(kind):
     first = mesh.axis_names[0]
     placed = jax.device_put(x, NamedSharding(mesh, P(first)))
     np.testing.assert_array_equal(solve(placed, None).f, out.f)
+
+
+def test_explicit_axes():
+    """Arrays typed with their sharding work, and so does a function of theirs."""
+    x, y, *_ = ref.problem(24, 48).cast(jnp.float32)
+    mesh = _callers_mesh("explicit")
+
+    def value(x):
+        return otts.solve(otts.PointCloud(x, y, epsilon=0.3, mesh=mesh)).reg_ot_cost
+
+    want = jax.grad(value)(x)
+    placed = jax.device_put(x, NamedSharding(mesh, P("u")))
+    got = jax.grad(value)(placed)
+    np.testing.assert_array_equal(got, want)
+    assert got.sharding == placed.sharding
+    with pytest.raises(ValueError, match="auto_axes"):
+        jax.jit(value)(placed)
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match="auto_axes"):
+            value(y)
+        automatic = jax.sharding.auto_axes(value, out_sharding=P())
+        got = jax.jit(jax.grad(automatic))(placed)
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_make_mesh_shapes():

@@ -1,4 +1,4 @@
-"""Gradients of reg_ot_cost: closed forms, dense autodiff, finite differences, meshes."""
+"""Gradients of reg_ot_cost: closed forms, autodiff, finite differences, meshes."""
 
 import functools
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as ref
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ott_shard as otts
 
@@ -19,7 +18,7 @@ FIXED = {"threshold": 1e-30, "max_iterations": 25, "min_iterations": 25}
 CASES = [
     (13, 21, "SqEuclidean", np.float32),
     (13, 21, "Euclidean", np.float64),
-    (40, 24, "SqEuclidean", np.float64),
+    pytest.param(40, 24, "SqEuclidean", np.float64, marks=pytest.mark.slow),
 ]
 
 
@@ -86,11 +85,14 @@ def test_closed_forms_with_zero_weights(mesh, n, m, name, dtype):
     assert np.all(np.asarray(got[1])[p.b == 0] == 0)
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(
+    "name", ["SqEuclidean", pytest.param("Euclidean", marks=pytest.mark.slow)]
+)
 def test_dense_autodiff_through_the_iterations(name):
     """At convergence the envelope is the derivative of the unrolled iteration."""
     with jax.enable_x64(True):
-        arguments = (*ref.problem(13, 21, zeros=False).cast(np.float64), EPSILON)
+        p = ref.problem(13, 21, zeros=False, dtype=np.float64)
+        arguments = (*p.cast(np.float64), EPSILON)
         fn = functools.partial(
             value, name=name, mesh=otts.make_mesh(4, 2), threshold=1e-14
         )
@@ -105,11 +107,15 @@ def test_dense_autodiff_through_the_iterations(name):
 
 @pytest.mark.parametrize(
     ("name", "taus"),
-    [("SqEuclidean", (1, 1)), ("Euclidean", (1, 1)), ("SqEuclidean", (0.8, 0.6))],
+    [
+        pytest.param("SqEuclidean", (1, 1), marks=pytest.mark.slow),
+        ("Euclidean", (1, 1)),
+        ("SqEuclidean", (0.8, 0.6)),
+    ],
 )
 def test_finite_differences_and_forward_mode(name, taus):
     with jax.enable_x64(True):
-        p = ref.problem(13, 21)
+        p = ref.problem(13, 21, dtype=np.float64)
         arguments = (*p.cast(np.float64), jnp.float64(EPSILON))
         fn = functools.partial(
             value,
@@ -132,7 +138,7 @@ def test_finite_differences_and_forward_mode(name, taus):
 
 def test_derivative_in_tau():
     with jax.enable_x64(True):
-        *arguments, b = ref.problem(13, 21).cast(np.float64)
+        *arguments, b = ref.problem(13, 21, dtype=np.float64).cast(np.float64)
 
         @jax.jit
         def fn(tau_a, tau_b):
@@ -152,6 +158,7 @@ def test_derivative_in_tau():
             np.testing.assert_allclose(got[k], want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_eager_and_jitted_gradients_agree():
     arguments = (*ref.problem(13, 21).cast(np.float32), EPSILON)
     fn = functools.partial(value, mesh=otts.make_mesh(4, 2), **FIXED)
@@ -187,7 +194,8 @@ def test_statistics_are_constants_to_differentiation():
 
     geom = otts.PointCloud(x, y, mesh=mesh)
     epsilon = geom.resolve_epsilon(geom.weights(a, 0), geom.weights(b, 1))
-    ref.assert_close(jax.grad(loss)(x, None), jax.grad(loss)(x, epsilon), 1e-5)
+    gradient = jax.jit(jax.grad(loss))
+    ref.assert_close(gradient(x, None), gradient(x, epsilon), 1e-5)
 
 
 def test_scale_cost_scales_the_gradient():
@@ -232,9 +240,8 @@ def test_all_points_equal(name):
     x = jnp.full((5, 3), 0.7)
     fn = functools.partial(value, name=name, mesh=otts.make_mesh(4, 2))
     weights = jnp.full(5, 0.2)
-    cost, gradient = jax.value_and_grad(fn, argnums=(0, 1))(
-        x, x, weights, weights, None
-    )
+    both = jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))
+    cost, gradient = both(x, x, weights, weights, None)
     np.testing.assert_allclose(cost, 0, atol=1e-6)
     for part in gradient:
         np.testing.assert_allclose(part, 0, atol=1e-6)
@@ -251,8 +258,16 @@ def test_one_point_each():
 # ----------------------------------------------------------------------- sharding
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_gradients_carry_the_sharding_of_their_inputs(mesh, jitted):
+@pytest.mark.slow
+def test_eager_gradients_carry_the_sharding_of_their_inputs(mesh):
+    check_sharding_of_gradients(mesh, jitted=False)
+
+
+def test_gradients_carry_the_sharding_of_their_inputs(mesh):
+    check_sharding_of_gradients(mesh, jitted=True)
+
+
+def check_sharding_of_gradients(mesh, *, jitted):
     p = ref.problem(24, 40)
     x, y, a, b = p.cast(np.float32)
     rows, cols = NamedSharding(mesh, P("rows")), NamedSharding(mesh, P("cols"))

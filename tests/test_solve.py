@@ -14,7 +14,7 @@ COST_FIELDS = ("reg_ot_cost", "primal_cost", "dual_cost", "ent_reg_cost")
 # n, m, cost and dtypes: sizes that no mesh divides, and sizes that all divide.
 CASES = [
     (13, 21, "SqEuclidean", np.float32),
-    (13, 21, "SqEuclidean", np.float64),
+    pytest.param(13, 21, "SqEuclidean", np.float64, marks=pytest.mark.slow),
     (40, 24, "Euclidean", np.float64),
 ]
 
@@ -152,7 +152,9 @@ def test_uniform_weights_are_the_default():
     np.testing.assert_array_equal(default.reg_ot_cost, given.reg_ot_cost)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 6), (5, 1)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 6), pytest.param((5, 1), marks=pytest.mark.slow)]
+)
 def test_one_point(size):
     """All mass goes to, or comes from, one point: the plan is a b^T at once."""
     mesh = otts.make_mesh(4, 2)
@@ -238,9 +240,7 @@ def test_apply_takes_vectors_and_columns(axis):
 
 
 def test_the_output_is_a_pytree():
-    _, geom, weights, _ = pose(
-        13, 21, "SqEuclidean", np.float32, otts.make_mesh(4, 2)
-    )
+    _, geom, weights, _ = pose(13, 21, "SqEuclidean", np.float32, otts.make_mesh(4, 2))
     out = jax.jit(otts.solve)(geom, *weights)
     assert out.status is otts.Status.CONVERGED
     np.testing.assert_allclose(out.matrix.sum(), 1, rtol=1e-5)

@@ -105,9 +105,7 @@ def test_costs_fall_with_epsilon_or_the_flag_does():
 @pytest.mark.parametrize(("iterations", "enough"), [(5, False), (60, True)])
 def test_a_fixed_number_of_iterations_has_a_true_flag(iterations, enough):
     geom, a, b = pose()
-    out = otts.solve(
-        geom, a, b, min_iterations=iterations, max_iterations=iterations
-    )
+    out = otts.solve(geom, a, b, min_iterations=iterations, max_iterations=iterations)
     columns, _ = true_error(out, a, b)
     assert int(out.n_iters) == iterations
     assert bool(out.converged) is enough
@@ -116,6 +114,13 @@ def test_a_fixed_number_of_iterations_has_a_true_flag(iterations, enough):
 
 
 # ------------------------------------------------------- what a trace cannot refuse
+
+
+@jax.jit
+def solve(x, y, a, b, epsilon, tau=1.0):
+    """Compiled once for all the values below."""
+    geom = otts.PointCloud(x, y, epsilon=epsilon, mesh=otts.make_mesh(*MESH_SHAPE))
+    return otts.solve(geom, a, b, tau_a=tau, tau_b=tau)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -133,11 +138,6 @@ def test_not_finite_inside_jit(where, bad):
     value = arguments[where]
     arguments[where] = value.at[(0,) * value.ndim].set(bad)
 
-    @jax.jit
-    def solve(x, y, a, b, epsilon):
-        mesh = otts.make_mesh(*MESH_SHAPE)
-        return otts.solve(otts.PointCloud(x, y, epsilon=epsilon, mesh=mesh), a, b)
-
     out = solve(**arguments)
     assert not bool(out.converged)
     assert out.status in (otts.Status.NOT_FINITE, otts.Status.INVALID_INPUT)
@@ -152,12 +152,7 @@ def test_nan_stops_early():
     geom, a, b = pose()
     x = geom.x.at[3, 1].set(jnp.nan)
 
-    @jax.jit
-    def solve(x, y):
-        mesh = otts.make_mesh(*MESH_SHAPE)
-        return otts.solve(otts.PointCloud(x, y, epsilon=0.3, mesh=mesh), a, b)
-
-    out = solve(x, geom.y)
+    out = solve(x, geom.y, a, b, 0.3)
     assert out.status is otts.Status.NOT_FINITE
     assert int(out.n_iters) == 10
 
@@ -176,11 +171,6 @@ def test_nan_stops_early():
 )
 def test_invalid_input_inside_jit(change):
     p = ref.problem(13, 21)
-
-    @jax.jit
-    def solve(x, y, a, b, epsilon, tau):
-        geom = otts.PointCloud(x, y, epsilon=epsilon, mesh=otts.make_mesh(*MESH_SHAPE))
-        return otts.solve(geom, a, b, tau_a=tau, tau_b=tau, max_iterations=50)
 
     factors = {"a": 1.0, "b": 1.0, "epsilon": 1.0, "tau": 1.0} | change
     x, y, a, b = p.cast(jnp.float32)
