@@ -103,7 +103,11 @@ def _reduce_rows(
 
 @jax.jit
 def softmin(
-    pairs: Pairs, potential: jax.Array, weights: jax.Array, epsilon: jax.Array
+    pairs: Pairs,
+    potential: jax.Array,
+    weights: jax.Array,
+    epsilon: jax.Array,
+    known: jax.Array | None = None,
 ) -> jax.Array:
     """-eps log sum_j b_j exp((psi_j - C_ij) / eps), the c-transform of psi.
 
@@ -112,16 +116,20 @@ def softmin(
         potential: [m], psi, split like y, finite.
         weights: [m], b, split like y; a zero takes the point out.
         epsilon: scalar.
+        known: [n], the result, if it is known: then only a derivative takes a pass.
 
     Returns:
         [n], split like x, in units of cost. O(n m d / devices) time, O(n d / rows +
         m d / cols + tile) memory forward and backward, two all-reduces of n / rows.
     """
 
-    def local(operands, keep, _, __, epsilon, scale):
-        return -epsilon * tile.local_lse(pairs.block, pairs.col_axes, operands, keep)
+    def local(operands, keep, known, _, epsilon, scale):
+        args = pairs.block, pairs.col_axes, operands, keep
+        if known is None:
+            return -epsilon * tile.local_lse(*args)
+        return -epsilon * tile.local_known_lse(*args, -known / epsilon)
 
-    return _reduce_rows(pairs, local, (), (potential, weights), epsilon)
+    return _reduce_rows(pairs, local, known, (potential, weights), epsilon)
 
 
 @jax.jit

@@ -95,8 +95,9 @@ def solve(
     Raises:
         ValueError, TypeError: for bad arguments, before anything is compiled.
 
-    Cost: 2 passes over the n m pairs per iteration, each with two all-reduces, and one
-    more for the value. O((n + m) d / devices + tile) memory, forward and backward.
+    Cost: 2 passes over the n m pairs per iteration, each with two all-reduces, one to
+    begin, and one more and its transpose for the gradient of the value. O((n + m) d /
+    devices + tile) memory, forward and backward.
 
     References:
         Cuturi, Sinkhorn distances, 2013; Chizat et al., Scaling algorithms for
@@ -151,7 +152,7 @@ def run(
         error, iteration = float(state.error), int(state.iteration)
         pace = (time.perf_counter() - begun) / (iteration - before)
         progress(iteration, error, pace)
-    return _finish(data, state, threshold)
+    return _finish(data, state, threshold, symmetric)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -162,7 +163,7 @@ def _run(data, threshold, limits: Limits, symmetric: bool) -> SinkhornOutput:
         lambda s: _advance(problem, s, limits, symmetric),
         state,
     )
-    return _finish(data, state, threshold)
+    return _finish(data, state, threshold, symmetric)
 
 
 def _pose(data) -> Problem:
@@ -230,11 +231,17 @@ def _inverse_rho(epsilon, tau):
     return (1 - tau) / (epsilon * tau)
 
 
-@jax.jit
-def _finish(data, state: State, threshold: jax.Array) -> SinkhornOutput:
+@functools.partial(jax.jit, static_argnums=3)
+def _finish(
+    data, state: State, threshold: jax.Array, symmetric: bool
+) -> SinkhornOutput:
     problem = _pose(data)
     state = lax.stop_gradient(state)
-    value = dual_objective(problem, state.phi, state.psi, state.transform)
+    if symmetric:
+        rows = problem.pairs.mirror(state.transform)
+    else:
+        rows = state.phi / lax.stop_gradient(problem.tau_a)  # see _step
+    value = dual_objective(problem, (state.phi, state.psi), (rows, state.transform))
     return SinkhornOutput(
         geom=data[0],
         problem=problem,
@@ -265,7 +272,9 @@ def _status(problem: Problem, state: State, value, threshold) -> jax.Array:
 
 
 def dual_objective(
-    problem: Problem, phi: jax.Array, psi: jax.Array, transform: jax.Array
+    problem: Problem,
+    potentials: tuple[jax.Array, jax.Array],
+    transforms: tuple[jax.Array, jax.Array],
 ) -> jax.Array:
     """The dual objective at fixed potentials, whose derivative is the envelope's.
 
@@ -275,19 +284,20 @@ def dual_objective(
 
     Args:
         problem: differentiable: points, weights, epsilon and tau.
-        phi: [n padded] potential of x, without its weight.
-        psi: [m padded] potential of y.
-        transform: [m padded], the c-transform of phi, for the derivative in b.
+        potentials: phi [n padded] and psi [m padded], without their weights.
+        transforms: the c-transforms of psi [n padded] and of phi [m padded], which
+            the iteration has computed.
 
     Returns:
-        Scalar. One pass; its gradient is one more, by the rule in :mod:`tile`.
+        Scalar. No pass; its gradient is one, by the rule in :mod:`tile`.
     """
+    (phi, psi), (rows, cols) = potentials, transforms
     a, b, epsilon = problem.a, problem.b, problem.epsilon
     fixed = dataclasses.replace(problem, b=lax.stop_gradient(b))
     # P_ij / a_i summed over j. The softmin carries the derivative in points and
     # epsilon; that in the weights is written out, so that it exists at weight 0.
-    row_sums = jnp.exp((phi - fixed.to_rows(psi)) / epsilon)
-    col_sums = jnp.exp((psi - transform) / epsilon)
+    row_sums = jnp.exp((phi - fixed.to_rows(psi, known=rows)) / epsilon)
+    col_sums = jnp.exp((psi - cols) / epsilon)
     mass = jnp.sum(a * row_sums) + _derivative_only(b, col_sums)
     return (
         jnp.sum(a * _conjugate(phi, _inverse_rho(epsilon, problem.tau_a)))

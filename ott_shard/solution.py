@@ -73,9 +73,9 @@ class Problem:
     tau_a: jax.Array
     tau_b: jax.Array
 
-    def to_rows(self, psi: jax.Array) -> jax.Array:
-        """The c-transform of psi, [m] to [n]."""
-        return operators.softmin(self.pairs, psi, self.b, self.epsilon)
+    def to_rows(self, psi: jax.Array, known: jax.Array | None = None) -> jax.Array:
+        """The c-transform of psi, [m] to [n]; `known` if only its derivative is not."""
+        return operators.softmin(self.pairs, psi, self.b, self.epsilon, known)
 
     def to_cols(self, phi: jax.Array) -> jax.Array:
         """The c-transform of phi, [n] to [m]."""

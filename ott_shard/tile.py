@@ -153,24 +153,37 @@ def local_lse(
     return combine_lse(top, total, axes)
 
 
-def _local_lse_jvp(block, axes, primals, tangents):
-    """d lse_i = sum_j w_ij dz_ij with w_ij = exp(z_ij - lse_i): a weighted average.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def local_known_lse(
+    block: Block, axes: Axes, operands: Operands, keep: jax.Array, known: jax.Array
+) -> jax.Array:
+    """local_lse where its value is `known`: only the derivative takes a scan."""
+    return known
 
-    The tangent is linear in `tangents` and written in plain jax, so that the same rule
-    gives forward mode, reverse mode (its transpose) and second order.
+
+def _weighted_average(lse: Callable) -> Callable:
+    """The tangent rule: d lse_i = sum_j w_ij dz_ij with w_ij = exp(z_ij - lse_i).
+
+    It is linear in the tangents and written in plain jax, so that the same rule gives
+    forward mode, reverse mode (its transpose) and second order.
     """
-    operands, keep = primals
-    out = local_lse(block, axes, operands, keep)
-    average = jax.checkpoint(functools.partial(_local_average, block))
-    # None is an empty pytree: what is not differentiated takes no part in the scan.
-    tangents = jax.tree.map(
-        lambda t: None if isinstance(t, jax.custom_derivatives.SymbolicZero) else t,
-        tangents[0],
-    )
-    return out, axis_sum(average(operands, tangents, out, keep), axes)
+
+    def rule(block, axes, primals, tangents):
+        operands, keep, *_ = primals
+        out = lse(block, axes, *primals)
+        average = jax.checkpoint(functools.partial(_local_average, block))
+        # None is an empty pytree: what is not differentiated takes no part in the scan.
+        dots = jax.tree.map(
+            lambda t: None if isinstance(t, jax.custom_derivatives.SymbolicZero) else t,
+            tangents[0],
+        )
+        return out, axis_sum(average(operands, dots, out, keep), axes)
+
+    return rule
 
 
-local_lse.defjvp(_local_lse_jvp, symbolic_zeros=True)
+for _lse in (local_lse, local_known_lse):
+    _lse.defjvp(_weighted_average(_lse), symbolic_zeros=True)
 
 
 def _local_average(block, operands, tangents, lse, keep):

@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items):
     usual = dict(zip(MESH_SHAPES, 3 * ["float32", "float64"], strict=False))
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        shape, name = parameters.get("mesh"), parameters.get("dtype")
-        if shape and isinstance(name, str) and usual[shape] != name:
+        shape, dtype = parameters.get("mesh"), parameters.get("dtype")
+        if shape and dtype and usual[shape] != np.dtype(dtype).name:
             item.add_marker(pytest.mark.slow)
 
 

@@ -69,7 +69,9 @@ def test_a_case_with_peers(fake_python, capfd, monkeypatch):
     (record,) = read(out)
     check_head(record, 256, 64, 3)
     own = record["pass"]["seconds"]
-    ours = [record[name] for name in ("pass", "grad_x", "grad", "exp_sum", "dot")]
+    ours = [
+        record[name] for name in ("pass", "grad", "pass_and_grad", "exp_sum", "dot")
+    ]
     for timing in (*ours, {**record["peers"]["ott"], "seconds_by_batch": 1}):
         numbers = [timing[key] for key in timing if key != "version"]
         assert all(math.isfinite(number) and number > 0 for number in numbers)

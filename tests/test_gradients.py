@@ -18,7 +18,6 @@ FIXED = {"threshold": 1e-30, "max_iterations": 25, "min_iterations": 25}
 CASES = [
     (13, 21, "SqEuclidean", np.float32),
     (13, 21, "Euclidean", np.float64),
-    pytest.param(40, 24, "SqEuclidean", np.float64, marks=pytest.mark.slow),
 ]
 
 

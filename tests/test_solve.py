@@ -14,7 +14,6 @@ COST_FIELDS = ("reg_ot_cost", "primal_cost", "dual_cost", "ent_reg_cost")
 # n, m, cost and dtypes: sizes that no mesh divides, and sizes that all divide.
 CASES = [
     (13, 21, "SqEuclidean", np.float32),
-    pytest.param(13, 21, "SqEuclidean", np.float64, marks=pytest.mark.slow),
     (40, 24, "Euclidean", np.float64),
 ]
 
@@ -168,6 +167,7 @@ def test_one_point(size):
     np.testing.assert_allclose(out.primal_cost, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_swapping_the_clouds_transposes_the_plan():
     with jax.enable_x64(True):
         mesh = otts.make_mesh(4, 2)
