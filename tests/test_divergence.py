@@ -50,9 +50,8 @@ def test_matches_oracle(mesh, dtype):
     assert np.all(np.asarray(grad_x)[p.a == 0] == 0)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("SqEuclidean", marks=pytest.mark.slow), "Euclidean"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COSTS)
 def test_finite_differences(name):
     with jax.enable_x64(True):
         p = ref.problem(13, 21, dtype=np.float64)
@@ -101,17 +100,14 @@ def test_shared_default_epsilon():
     p = ref.problem(13, 21)
     x, y, a, b = p.cast(np.float32)
     mesh = otts.make_mesh(4, 2)
-    mean, std, _ = ref.statistics(ref.sqeuclidean(p.x, p.y), p.a, p.b)
-    value, out = divergence(x, y, a, b, None, mesh=mesh)
+    _, std, _ = ref.statistics(ref.sqeuclidean(p.x, p.y), p.a, p.b)
+    _, out = divergence(x, y, a, b, None, mesh=mesh)
     np.testing.assert_allclose(out.epsilon, 0.05 * std, rtol=1e-5)
     for term in out.outputs:
         assert term.epsilon == out.epsilon
-    given, _ = divergence(x, y, a, b, out.epsilon, mesh=mesh)
-    np.testing.assert_allclose(value, given, rtol=1e-5)
-    _, out = divergence(x, y, a, b, 0.2, relative_epsilon="mean", mesh=mesh)
-    np.testing.assert_allclose(out.epsilon, 0.2 * mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scale_cost_and_batch_size():
     p = ref.problem(13, 21)
     arguments = p.cast(np.float32)

@@ -142,7 +142,9 @@ def test_scale_cost_divides_every_cost():
 # ------------------------------------------------------------------- tiles, layout
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("SqEuclidean", marks=pytest.mark.slow), "Euclidean"]
+)
 def test_batch_size_changes_nothing(name):
     p = ref.problem(40, 24)
     x, y, a, b = p.cast(jnp.float32)
