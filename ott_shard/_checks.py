@@ -11,6 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+_INT32_MAX = 2**31 - 1
+
 
 def concrete(x: Any) -> Any:
     """The array behind `x` if its values are known now, else None."""
@@ -21,13 +23,15 @@ def concrete(x: Any) -> Any:
 
 
 def integer(name: str, value: Any, *, at_least: int = 1) -> int:
-    """`value` as an int, at least `at_least`."""
+    """`value` as an int, at least `at_least`, that fits into 32 bits."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
+    if number > _INT32_MAX:
+        raise ValueError(f"{name} must be at most {_INT32_MAX}, got {number}")
     return number
 
 
@@ -53,7 +57,8 @@ def scalar(
     known = concrete(value)
     if known is not None:
         try:
-            number = float(known)
+            with np.errstate(all="ignore"):  # what does not fit is refused below
+                number = float(np.asarray(known, dtype))
         except (TypeError, ValueError):
             raise TypeError(f"{name} must be a number, got {value!r}") from None
         if not (above < number <= up_to and number < float("inf")):
@@ -64,8 +69,8 @@ def scalar(
     return jnp.asarray(value, dtype=dtype)
 
 
-def points(name: str, x: Any) -> jax.Array | np.ndarray:
-    """`x` as a cloud [n, d] of real numbers with at least one point.
+def points(name: str, x: Any, dtype: Any) -> jax.Array | np.ndarray:
+    """`x` as a cloud [n, d] of `dtype` with at least one point.
 
     NumPy arrays stay on the host so that they go straight to their shards.
     """
@@ -77,19 +82,23 @@ def points(name: str, x: Any) -> jax.Array | np.ndarray:
         )
     if 0 in x.shape:
         raise ValueError(f"{name} must hold at least one point, got shape {x.shape}")
-    _finite(name, x, "remove or impute those points")
+    x = _cast(x, dtype)
+    _finite(name, x, f"remove, impute or scale those points ({x.dtype})")
     return x
 
 
-def weights(name: str, w: Any, size: int, cloud: str) -> jax.Array | np.ndarray:
-    """`w` as [size] non-negative, finite weights, not all zero."""
+def weights(
+    name: str, w: Any, size: int, cloud: str, dtype: Any
+) -> jax.Array | np.ndarray:
+    """`w` as [size] non-negative, finite weights of `dtype`, not all zero."""
     w = real_array(name, w)
     if w.shape != (size,):
         raise ValueError(
             f"{name} must have shape ({size},), one weight per point of {cloud}, "
             f"got {w.shape}"
         )
-    _finite(name, w, "weights must be known")
+    w = _cast(w, dtype)
+    _finite(name, w, f"weights must be known, and fit {w.dtype}")
     known = concrete(w)
     if known is None:
         return w
@@ -131,8 +140,7 @@ def real_array(name: str, x: Any) -> jax.Array | np.ndarray:
             x = np.asarray(x)
         except ValueError as error:
             raise TypeError(f"{name} must be an array of numbers: {error}") from None
-    kind = np.dtype(bool) if x.dtype == bool else x.dtype
-    if not (jnp.issubdtype(kind, jnp.floating) or jnp.issubdtype(kind, jnp.integer)):
+    if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer)):
         raise TypeError(
             f"{name} must hold real numbers, got dtype {x.dtype}: convert it first"
         )
@@ -155,6 +163,11 @@ def _automatic(name: str, x: jax.Array) -> jax.Array:
         )
     mesh, spec = known.sharding.mesh, known.sharding.spec
     return jax.device_put(x, NamedSharding(Mesh(mesh.devices, mesh.axis_names), spec))
+
+
+def _cast(x: jax.Array | np.ndarray, dtype: Any) -> jax.Array | np.ndarray:
+    with np.errstate(over="ignore"):  # what overflows is refused as not finite
+        return x.astype(dtype)
 
 
 def _finite(name: str, x: Any, way_out: str) -> None:

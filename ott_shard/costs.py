@@ -1,8 +1,9 @@
 """Ground costs: the cost of one tile, from [bn, d] and [bm, d] to [bn, bm].
 
-A cost is a frozen dataclass without state. If it can be written as an inner product
-of per-point features it is a :class:`BilinearCost`, and the kernel then folds
-epsilon and the potential into one matrix product.
+A cost is a frozen dataclass, registered as a pytree; its fields are parameters. If it
+can be written as an inner product of per-point features it is a
+:class:`BilinearCost`, and the kernel then folds epsilon and the potential into one
+matrix product.
 """
 
 import dataclasses

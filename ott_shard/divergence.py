@@ -119,7 +119,7 @@ def sinkhorn_divergence(
         ValueError, TypeError: for bad arguments, before anything is compiled.
 
     Cost: 2 passes over n m pairs and one each over n^2 and m^2 per iteration. O((n + m)
-    d / devices + tile) memory, forward and backward.
+    d (1 / rows + 1 / cols) + tile) memory on a device, forward and backward.
 
     Example:
         >>> import jax, jax.numpy as jnp, ott_shard as otts
@@ -158,7 +158,7 @@ def sinkhorn_divergence(
 
     def term(name: str, geom: PointCloud, a, b, tau_a, tau_b) -> SinkhornOutput:
         return sinkhorn.run(
-            (geom, a, b, tau_a, tau_b),
+            (geom, a, b, eps, tau_a, tau_b),
             threshold=threshold,
             limits=limits,
             symmetric=name != "xy",

@@ -23,7 +23,7 @@ from ott_shard import _checks, costs, mesh as meshes, operators
 from ott_shard.operators import Pairs
 from ott_shard.tile import Block
 
-# Measured on CPU (BUILD_NOTES M1): within a tenth of the best tile for d in 2..64.
+# Measured on CPU (BUILD_NOTES M1): the best tile at d = 3 and 64.
 _DEFAULT_BLOCK = (1024, 1024)
 # OTT's default: epsilon = 0.05 x standard deviation of the costs.
 _DEFAULT_EPSILON = 0.05
@@ -60,7 +60,8 @@ class PointCloud:
         batch_size: the most rows and columns in one tile on each device, an int for
             both or a pair. None: chosen for speed. It changes memory, not results.
         mesh: where to compute. None: the mesh of x if it lies on one, else all visible
-            devices. On a mesh of your own the first axis splits x, all others split y.
+            devices. Inside jit the mesh of x is not known: pass it. The axis named
+            "rows", or else the first, splits x; all others split y.
         precision: of matrix products: "highest", "high" or "default".
 
     Raises:
@@ -97,7 +98,9 @@ class PointCloud:
         mesh: Mesh | None = None,
         precision: Literal["default", "high", "highest"] = "highest",
     ):
-        xs, ys = _checks.points("x", x), _checks.points("y", y)
+        arrays = _checks.real_array("x", x), _checks.real_array("y", y)
+        dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+        xs, ys = (_checks.points(*p, dtype) for p in zip("xy", arrays, strict=True))
         if xs.shape[1] != ys.shape[1]:
             raise ValueError(
                 f"x and y must have the same dimension d, got {xs.shape[1]} and "
@@ -109,16 +112,20 @@ class PointCloud:
                 "cost_fn must be a cost such as ott_shard.costs.SqEuclidean(), "
                 f"got {cost_fn!r}"
             )
+        if any(leaf is cost_fn for leaf in jax.tree.leaves(cost_fn)):
+            raise TypeError(
+                f"cost_fn must be a pytree, got {cost_fn!r}: decorate its class with "
+                "jax.tree_util.register_dataclass"
+            )
         _checks.choice("relative_epsilon", relative_epsilon, (None, "mean", "std"))
         _checks.choice("precision", precision, _PRECISIONS)
         mesh = meshes.resolve_mesh(mesh, xs)
-        dtype = jnp.promote_types(jnp.result_type(xs, ys), jnp.float32)
         row_axes, col_axes = meshes.axes_of(mesh)
-        rows = meshes.place(xs.astype(dtype), mesh, row_axes)
+        rows = meshes.place(xs, mesh, row_axes)
         if y is x:
             cols = meshes.exchange(rows, mesh, row_axes, col_axes)
         else:
-            cols = meshes.place(ys.astype(dtype), mesh, col_axes)
+            cols = meshes.place(ys, mesh, col_axes)
         pairs = Pairs(
             x=rows,
             y=cols,
@@ -191,6 +198,9 @@ class PointCloud:
             pairs = dataclasses.replace(pairs, y=pairs.T.mirror(pairs.x))
         else:
             pairs = dataclasses.replace(pairs, x=pairs.mirror(pairs.y))
+        # Its own centre keeps more digits when the two clouds are far apart.
+        centre = _centre(pairs.x, pairs.y) * pairs.cost.translation_invariant
+        pairs = dataclasses.replace(pairs, centre=centre)
         geom = object.__new__(PointCloud)
         geom._set(pairs, epsilon, None, size, size)
         return geom
@@ -209,9 +219,9 @@ class PointCloud:
         size = self.shape[axis]
         if a is None:
             a = np.full(size, 1 / size)
-        a = _checks.weights(name, a, size, cloud)
+        a = _checks.weights(name, a, size, cloud, self.dtype)
         axes = self.pairs.row_axes if axis == 0 else self.pairs.col_axes
-        return meshes.place(a.astype(self.dtype), self.mesh, axes, pad="constant")
+        return meshes.place(a, self.mesh, axes, pad="constant")
 
     def cost_statistics(self, a: Any = None, b: Any = None) -> CostStatistics:
         """Mean, std and maximum of the costs with weights a_i b_j.
@@ -256,11 +266,7 @@ class PointCloud:
         """
         if self.given_epsilon is not None and self.relative_epsilon is None:
             return self.given_epsilon
-        stats = _statistics(self, a, b)
-        unit = getattr(stats, self.relative_epsilon or "std")
-        noise = 8 * jnp.finfo(self.dtype).eps * jnp.abs(stats.max)
-        factor = _DEFAULT_EPSILON if self.given_epsilon is None else self.given_epsilon
-        return factor * jnp.where(unit > noise, unit, 1.0)
+        return _relative_epsilon(self, a, b)
 
 
 def _block(batch_size: Any, precision: str) -> Block:
@@ -279,6 +285,15 @@ def _block(batch_size: Any, precision: str) -> Block:
 def _centre(x: jax.Array, y: jax.Array) -> jax.Array:
     """A point in the midst of both clouds, [d]; costs do not depend on which."""
     return jax.lax.stop_gradient((x.mean(0) + y.mean(0)) / 2)
+
+
+@jax.jit
+def _relative_epsilon(geom: PointCloud, a: jax.Array, b: jax.Array) -> jax.Array:
+    stats = _statistics(geom, a, b)
+    unit = getattr(stats, geom.relative_epsilon or "std")
+    noise = 8 * jnp.finfo(geom.dtype).eps * jnp.abs(stats.max)
+    factor = _DEFAULT_EPSILON if geom.given_epsilon is None else geom.given_epsilon
+    return factor * jnp.where(unit > noise, unit, 1.0)
 
 
 @jax.jit

@@ -42,7 +42,8 @@ def make_mesh(
         A ``jax.sharding.Mesh`` with the axes "rows" and "cols".
 
     Raises:
-        ValueError: if there are too few devices or the shape does not divide them.
+        ValueError: if there are too few devices, or the one number given does not
+            divide them.
 
     Example:
         >>> import jax, ott_shard as otts
@@ -56,11 +57,17 @@ def make_mesh(
             _checks.integer(name, size)
     if rows is None and cols is None:
         cols = max(c for c in range(1, math.isqrt(len(pool)) + 1) if len(pool) % c == 0)
+    elif (given := rows or cols) and not (rows and cols) and len(pool) % given:
+        name = "rows" if rows else "cols"
+        raise ValueError(
+            f"{name} must divide the {len(pool)} devices, got {given}: give both rows "
+            "and cols to use fewer devices"
+        )
     rows = rows or len(pool) // (cols or 1)
     cols = cols or len(pool) // rows
-    if not 0 < rows * cols <= len(pool):
+    if rows * cols > len(pool):
         raise ValueError(
-            f"mesh of {rows} x {cols} needs {max(rows, 1) * max(cols, 1)} devices, got "
+            f"mesh of {rows} x {cols} needs {rows * cols} devices, got "
             f"{len(pool)}: choose a smaller shape, or make more devices visible (on "
             "CPU: jax.config.update('jax_num_cpu_devices', ...) before first use)"
         )
@@ -70,8 +77,8 @@ def make_mesh(
 def axes_of(mesh: Mesh) -> tuple[Axes, Axes]:
     """The row axes and the column axes of any mesh.
 
-    "rows" and "cols" go by name; on a mesh of the caller's the first axis is the rows
-    and all others together are the columns.
+    The axis named "rows", or else the first one, is the rows; all others together are
+    the columns.
     """
     names = tuple(mesh.axis_names)
     rows = (ROWS,) if ROWS in names else names[:1]

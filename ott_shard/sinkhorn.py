@@ -32,9 +32,13 @@ class Limits:
     inner_iterations: int = 10
 
     def __post_init__(self):
-        _checks.integer("max_iterations", self.max_iterations)
-        _checks.integer("inner_iterations", self.inner_iterations)
-        _checks.integer("min_iterations", self.min_iterations, at_least=0)
+        for name, low in (
+            ("max_iterations", 1),
+            ("min_iterations", 0),
+            ("inner_iterations", 1),
+        ):
+            value = _checks.integer(name, getattr(self, name), at_least=low)
+            object.__setattr__(self, name, value)
         if self.min_iterations > self.max_iterations:
             raise ValueError(
                 f"min_iterations must be at most max_iterations = {self.max_iterations}"
@@ -80,11 +84,11 @@ def solve(
         threshold: converged when the L1 error of the marginal is at most this. Scalar,
             in units of mass, may be traced.
         max_iterations: never more than so many iterations.
-        min_iterations: never fewer, unless a value is not finite.
+        min_iterations: never fewer, unless the error is NaN.
         inner_iterations: the error is checked every so many iterations.
         progress: called on the host at every check with ("xy", iteration, error,
-            seconds per iteration). The numbers are the same with and without; not
-            available inside jit.
+            seconds per iteration, which for the first check includes compilation). The
+            numbers are the same with and without; not available inside jit.
 
     Returns:
         A :class:`SinkhornOutput`. ``reg_ot_cost`` is differentiable with respect to
@@ -96,8 +100,9 @@ def solve(
         ValueError, TypeError: for bad arguments, before anything is compiled.
 
     Cost: 2 passes over the n m pairs per iteration, each with two all-reduces, one to
-    begin, and one more and its transpose for the gradient of the value. O((n + m) d /
-    devices + tile) memory, forward and backward.
+    begin; one more for an epsilon that is a multiple of a statistic; none for the
+    value, and one, with its transposes, for its gradient. O(n d / rows + m d / cols +
+    tile) memory on a device, forward and backward.
 
     References:
         Cuturi, Sinkhorn distances, 2013; Chizat et al., Scaling algorithms for
@@ -121,7 +126,7 @@ def solve(
     tau_b = _checks.scalar("tau_b", tau_b, up_to=1.0, dtype=geom.dtype)
     _checks.equal_mass(a, b, tau_a, tau_b)
     return run(
-        (geom, a, b, tau_a, tau_b),
+        (geom, a, b, geom.resolve_epsilon(a, b), tau_a, tau_b),
         threshold=_checks.scalar("threshold", threshold, dtype=geom.dtype),
         limits=limits,
         symmetric=False,
@@ -130,14 +135,14 @@ def solve(
 
 
 def run(
-    data: tuple[PointCloud, jax.Array, jax.Array, jax.Array, jax.Array],
+    data: tuple[PointCloud, *tuple[jax.Array, ...]],
     *,
     threshold: jax.Array,
     limits: Limits,
     symmetric: bool,
     progress: Callable[[int, float, float], None] | None,
 ) -> SinkhornOutput:
-    """Solve for checked, placed (geom, a, b, tau_a, tau_b).
+    """Solve for checked, placed (geom, a, b, epsilon, tau_a, tau_b).
 
     `symmetric` says that both clouds, weights and taus are the same: then f = g and
     half steps towards the one fixed point converge in a few iterations (Feydy et al.,
@@ -146,6 +151,10 @@ def run(
     if progress is None:
         return _run(data, threshold, limits, symmetric)
     problem, state = _start(lax.stop_gradient(data), limits)
+    if _checks.concrete(state.error) is None:
+        raise TypeError(
+            f"progress must be None inside jit and vmap, got {progress}: leave it out"
+        )
     while bool(_unfinished(state, threshold, limits)):
         begun, before = time.perf_counter(), int(state.iteration)
         state = _advance(problem, state, limits, symmetric)
@@ -167,8 +176,8 @@ def _run(data, threshold, limits: Limits, symmetric: bool) -> SinkhornOutput:
 
 
 def _pose(data) -> Problem:
-    geom, a, b, tau_a, tau_b = data
-    return Problem(geom.pairs, a, b, geom.resolve_epsilon(a, b), tau_a, tau_b)
+    geom, *others = data
+    return Problem(geom.pairs, *others)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -313,6 +322,9 @@ def _derivative_only(w: jax.Array, slope: Any) -> jax.Array:
 
 def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
     """rho (1 - exp(-phi / rho)), which is phi for rho = inf."""
-    balanced = inverse_rho == 0
-    s = jnp.where(balanced, 1.0, inverse_rho)
-    return jnp.where(balanced, phi, -jnp.expm1(-phi * s) / s)
+    t = phi * inverse_rho
+    # The quotient is 0 / 0 at rho = inf, and its derivative loses digits near it.
+    small = jnp.abs(t) < 1e-2
+    series = phi * (1 - t / 2 * (1 - t / 3 * (1 - t / 4 * (1 - t / 5))))
+    s = jnp.where(inverse_rho == 0, 1.0, inverse_rho)
+    return jnp.where(small, series, -jnp.expm1(-jnp.where(small, 1.0, t)) / s)

@@ -87,8 +87,10 @@ class Problem:
 class SinkhornOutput:
     """Solution of one regularised transport problem; a pytree.
 
-    ``reg_ot_cost`` is differentiable (envelope theorem). The potentials, and what is
-    made of them, are constants to differentiation with respect to the problem.
+    ``reg_ot_cost`` and ``ent_reg_cost`` are differentiable (envelope theorem). The
+    potentials and the plan are constants to differentiation; ``apply`` is
+    differentiable in its vector. Of a batch of solutions, from ``vmap``, the fields and
+    the (worst) `status` can be read; all else belongs inside the mapped function.
 
     Attributes:
         geom: the geometry that was solved.
@@ -118,12 +120,24 @@ class SinkhornOutput:
     @property
     def f(self) -> jax.Array:
         """[n], potential of x with its weight: -inf where a is 0."""
-        return _potential(self.phi, self.problem.a, self.epsilon, self.geom.n)
+        p = self._fixed
+        return _potential(self.phi, p.a, p.epsilon, self.geom.n)
 
     @property
     def g(self) -> jax.Array:
         """[m], potential of y with its weight: -inf where b is 0."""
-        return _potential(self.psi, self.problem.b, self.epsilon, self.geom.m)
+        p = self._fixed
+        return _potential(self.psi, p.b, p.epsilon, self.geom.m)
+
+    @property
+    def _fixed(self) -> Problem:
+        """The problem, constant to differentiation."""
+        if jnp.ndim(self.code):
+            raise ValueError(
+                f"this output is a batch of {self.code.shape} solutions: use "
+                "jax.vmap(lambda out: out.f)(out)"
+            )
+        return jax.lax.stop_gradient(self.problem)
 
     @property
     def epsilon(self) -> jax.Array:
@@ -167,8 +181,8 @@ class SinkhornOutput:
             axis: 0 or 1.
 
         Returns:
-            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass; O((n + m)
-            (d + k) / devices + tile) memory, one all-reduce.
+            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass; O(n (d + k)
+            / rows + m (d + k) / cols + tile) memory on a device, one all-reduce.
 
         Raises:
             ValueError: if v does not have one row per point or axis is not 0 or 1.
@@ -181,7 +195,8 @@ class SinkhornOutput:
         """
         _checks.choice("axis", axis, (0, 1))
         values = _checks.real_array("v", v).astype(self.geom.dtype)
-        pairs, ends = self.problem.pairs, ((self.phi, self.psi), self._weights)
+        p = self._fixed
+        pairs, ends = p.pairs, ((self.phi, self.psi), (p.a, p.b))
         if axis == 0:
             pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
         if values.ndim not in (1, 2) or len(values) != self.geom.shape[axis]:
@@ -191,13 +206,9 @@ class SinkhornOutput:
             )
         columns = values.reshape(len(values), -1)
         columns = meshes.place(columns, pairs.mesh, pairs.col_axes)
-        out = operators.apply_plan(pairs, *ends, columns, self.epsilon)
+        out = operators.apply_plan(pairs, *ends, columns, p.epsilon)
         out = meshes.unpad(out, self.geom.shape[1 - axis])
         return out if values.ndim == 2 else out[:, 0]
-
-    @property
-    def _weights(self) -> tuple[jax.Array, jax.Array]:
-        return self.problem.a, self.problem.b
 
     def marginal(self, axis: Literal[0, 1]) -> jax.Array:
         """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1)."""
@@ -212,20 +223,21 @@ class SinkhornOutput:
     @property
     def primal_cost(self) -> jax.Array:
         """<C, P>, scalar in units of cost; one pass."""
-        problem = self.problem
-        return operators.plan_cost(
-            problem.pairs, (self.phi, self.psi), self._weights, self.epsilon
-        ).sum()
+        p = self._fixed
+        potentials = self.phi, self.psi
+        return operators.plan_cost(p.pairs, potentials, (p.a, p.b), p.epsilon).sum()
 
     @property
     def dual_cost(self) -> jax.Array:
         """<a, f> + <b, g> over the support, scalar, as in OTT."""
-        return _dual_cost((self.phi, self.psi), self._weights, self.epsilon)
+        p = self._fixed
+        return _dual_cost((self.phi, self.psi), (p.a, p.b), p.epsilon)
 
     @property
     def ent_reg_cost(self) -> jax.Array:
-        """reg_ot_cost - eps (H(a) + H(b)): <C, P> - eps H(P) for a balanced problem."""
-        return self.reg_ot_cost - self.epsilon * _entropy(*self._weights)
+        """reg_ot_cost - eps (H(a) + H(b)): <C, P> - eps H(P) at equal masses of 1."""
+        p = self.problem
+        return self.reg_ot_cost - p.epsilon * _entropy(p.a, p.b)
 
     @property
     def matrix(self) -> jax.Array:
@@ -240,12 +252,12 @@ class SinkhornOutput:
                 f"matrix would have {n} x {m} entries, more than {_MAX_DENSE_ENTRIES}: "
                 "use apply(v, axis) or marginal(axis), which never form it"
             )
-        pairs = self.problem.pairs
+        pairs, epsilon = self._fixed.pairs, self._fixed.epsilon
         cost: CostFn = pairs.cost
         x, y = pairs.x[:n] - pairs.centre, pairs.y[:m] - pairs.centre
         costs = cost.pairwise(x, y, pairs.block.precision)
         exponents = self.f[:, None] + self.g[None, :] - costs / pairs.scale
-        return jnp.exp(exponents / self.epsilon)
+        return jnp.exp(exponents / epsilon)
 
 
 # Jitted: on several devices each operation on its own would be a program to compile.

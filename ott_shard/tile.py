@@ -1,9 +1,9 @@
 """The kernel: a remat-wrapped scan over tiles, and the only exp((f + g - C) / eps).
 
 One direction only: every row is reduced over all columns. The other direction is the
-same code with the two clouds swapped. All functions are ``local_*``: they run inside
-``shard_map``, their shapes are those of one device, and they never form more than one
-tile of [block.rows, block.cols].
+same code with the two clouds swapped. The entry points are ``local_*``: they and their
+helpers run inside ``shard_map``, their shapes are those of one device, and they never
+form more than one tile of [block.rows, block.cols].
 
 Two levels of ``jax.checkpoint`` keep reverse mode at the same memory. The one around
 the body makes a tile's residuals disappear when the tile is done; the one around the
@@ -35,7 +35,8 @@ class Operands(NamedTuple):
     """What the exponent z_ij = h_j - C(x_i, y_j) / epsilon is made of.
 
     Attributes:
-        shared: (cost, centre [d], 1 / epsilon), the same for all points.
+        shared: (cost, centre [d], 1 / (epsilon scale_cost)), the same for all points.
+            Costs in this file are before the division by `scale_cost`.
         rows: x, [n, d].
         cols: (y, h), [m, d] and [m].
     """
@@ -182,8 +183,8 @@ def _weighted_average(lse: Callable) -> Callable:
     return rule
 
 
-for _lse in (local_lse, local_known_lse):
-    _lse.defjvp(_weighted_average(_lse), symbolic_zeros=True)
+local_lse.defjvp(_weighted_average(local_lse), symbolic_zeros=True)
+local_known_lse.defjvp(_weighted_average(local_known_lse), symbolic_zeros=True)
 
 
 def _local_average(block, operands, tangents, lse, keep):
@@ -211,7 +212,7 @@ def _local_average(block, operands, tangents, lse, keep):
 
 def _partial_jvp(fn, primals, tangents):
     """``jax.jvp`` where a tangent of None stands for zero, and costs nothing."""
-    leaves, treedef = jax.tree.flatten(primals)
+    leaves, treedef = jax.tree.flatten(primals, is_leaf=lambda x: x is None)
     dots = jax.tree.leaves(tangents, is_leaf=lambda t: t is None)
     active = [k for k, dot in enumerate(dots) if dot is not None]
 
@@ -234,8 +235,8 @@ def local_apply(
 ) -> jax.Array:
     """sum_j exp(z_ij + shift_i) v_j over the kept columns of this device, [n, k].
 
-    With shift = f / epsilon the exponential is the plan (per unit of a_i) itself,
-    never larger than about 1, so that nothing overflows on the way.
+    With shift = phi / epsilon the exponential is the plan itself, per unit of a_i, and
+    for a balanced problem never larger than about 1: nothing overflows on the way.
     """
     n = shift.shape[0]
 

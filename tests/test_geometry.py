@@ -323,8 +323,27 @@ def test_lists_are_arrays():
 
 X, Y = np.zeros((3, 2)), np.ones((4, 2))
 NAN = np.where(np.arange(6).reshape(3, 2) == 3, np.nan, 0.0)
+
+
 # Each: what is wrong, the call, the error, what its message must say.
+class Unregistered:
+    """Has what a cost has, but jit cannot take it."""
+
+    translation_invariant = True
+
+    def pairwise(self, x, y, precision):
+        return x @ y.T
+
+
 BAD_GEOMETRIES = {
+    "overflow": (lambda: otts.PointCloud(X + 1e39, Y), ValueError, "x must.*float32"),
+    "underflow": (lambda: otts.PointCloud(X, Y, epsilon=1e-50), ValueError, "epsilon"),
+    "no pytree": (
+        lambda: otts.PointCloud(X, Y, cost_fn=Unregistered()),
+        TypeError,
+        "cost_fn must be a pytree.*register_dataclass",
+    ),
+    "mesh 3": (lambda: otts.make_mesh(3), ValueError, "rows must divide the 8.*3"),
     "NaN": (lambda: otts.PointCloud(NAN, Y), ValueError, r"\bx\b.*row 1"),
     "inf": (lambda: otts.PointCloud(X, Y / 0), ValueError, r"\by\b.*inf"),
     "empty": (lambda: otts.PointCloud(X[:0], Y), ValueError, r"\bx\b.*\(0, 2\)"),

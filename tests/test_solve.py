@@ -340,6 +340,13 @@ def test_min_iterations(minimum, expected):
     assert bool(out.converged)
 
 
+def test_numpy_integers_are_integers():
+    with jax.enable_x64(True):
+        _, geom, weights, _ = pose(13, 21, "SqEuclidean", np.float64, otts.make_mesh())
+        out = otts.solve(geom, *weights, max_iterations=np.int64(3))
+        assert int(out.n_iters) == 3
+
+
 def test_new_numbers_do_not_compile_again():
     mesh = otts.make_mesh(4, 2)
     x, y, a, b = ref.problem(13, 21).cast(jnp.float32)

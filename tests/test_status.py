@@ -206,6 +206,25 @@ def weights(size, index=None, value=None):
 
 # Each: the call, the error, what its message must say.
 BAD_CALLS = {
+    "long": (
+        lambda g: otts.solve(g, max_iterations=2**31),
+        ValueError,
+        "max_iterations.*at most 2147483647.*2147483648",
+    ),
+    "progress in jit": (
+        lambda g: jax.jit(lambda: otts.solve(g, progress=print).f)(),
+        TypeError,
+        "progress must be None inside jit",
+    ),
+    "batch": (
+        lambda g: (
+            jax.vmap(lambda w: otts.solve(g, b=w, max_iterations=1))(
+                jnp.full((2, 21), 1 / 21)
+            ).f
+        ),
+        ValueError,
+        r"batch of \(2,\) solutions",
+    ),
     "mass": (
         lambda g: otts.solve(g, None, 2 * weights(21)),
         ValueError,
