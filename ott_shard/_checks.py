@@ -25,6 +25,8 @@ def concrete(x: Any) -> Any:
 def integer(name: str, value: Any, *, at_least: int = 1) -> int:
     """`value` as an int, at least `at_least`, that fits into 32 bits."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
@@ -38,9 +40,15 @@ def integer(name: str, value: Any, *, at_least: int = 1) -> int:
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     """`value`, which must be one of `allowed`."""
     allowed = tuple(allowed)
-    if value not in allowed:
+    if not (np.ndim(value) == 0 and value in allowed):
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
     return value
+
+
+def optional_callable(name: str, value: Any) -> None:
+    """`value`, which must be None or a function."""
+    if not (value is None or callable(value)):
+        raise TypeError(f"{name} must be a function or None, got {value!r}")
 
 
 def scalar(
@@ -55,6 +63,8 @@ def scalar(
     if np.shape(value) != ():
         raise ValueError(f"{name} must be a scalar, got shape {np.shape(value)}")
     known = concrete(value)
+    if isinstance(value, str | bool) or jnp.iscomplexobj(value):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
     if known is not None:
         try:
             with np.errstate(all="ignore"):  # what does not fit is refused below
@@ -67,6 +77,14 @@ def scalar(
                 f"{name} must be greater than {above:g} and {limit}, got {number:g}"
             )
     return jnp.asarray(value, dtype=dtype)
+
+
+def working_dtype(*arrays: jax.Array | np.ndarray) -> Any:
+    """float64 if one of `arrays` is, and x64 is on; otherwise float32."""
+    wide = any(
+        jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 4 for x in arrays
+    )
+    return jnp.dtype(jnp.result_type(float) if wide else jnp.float32)
 
 
 def points(name: str, x: Any, dtype: Any) -> jax.Array | np.ndarray:
@@ -133,6 +151,11 @@ def equal_mass(a: Any, b: Any, tau_a: Any, tau_b: Any) -> None:
 
 def real_array(name: str, x: Any) -> jax.Array | np.ndarray:
     """`x` as an array of real numbers, without explicit sharding."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must not be a masked array, got one: drop the masked points, or "
+            "give them weight 0"
+        )
     if isinstance(x, jax.Array):
         x = _automatic(name, x)
     else:

@@ -132,6 +132,7 @@ def sinkhorn_divergence(
         >>> grad(x).shape
         (6, 1)
     """
+    _checks.optional_callable("progress", progress)
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     geom = PointCloud(
         x,

@@ -99,7 +99,7 @@ class PointCloud:
         precision: Literal["default", "high", "highest"] = "highest",
     ):
         arrays = _checks.real_array("x", x), _checks.real_array("y", y)
-        dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+        dtype = _checks.working_dtype(*arrays)
         xs, ys = (_checks.points(*p, dtype) for p in zip("xy", arrays, strict=True))
         if xs.shape[1] != ys.shape[1]:
             raise ValueError(
@@ -272,7 +272,8 @@ class PointCloud:
 def _block(batch_size: Any, precision: str) -> Block:
     if batch_size is None:
         return Block(*_DEFAULT_BLOCK, precision)
-    sizes = batch_size if isinstance(batch_size, tuple) else (batch_size, batch_size)
+    pair = isinstance(batch_size, tuple | list)
+    sizes = batch_size if pair else (batch_size, batch_size)
     if len(sizes) != 2:
         raise ValueError(
             f"batch_size must be an int or a pair (rows, cols), got {batch_size!r}"

@@ -52,6 +52,8 @@ def make_mesh(
         {'rows': 1, 'cols': 1}
     """
     pool = list(jax.devices() if devices is None else devices)
+    if not pool or len(set(pool)) < len(pool) or isinstance(devices, str):
+        raise ValueError(f"devices must be distinct jax devices, got {devices!r}")
     for name, size in (("rows", rows), ("cols", cols)):
         if size is not None:
             _checks.integer(name, size)

@@ -120,6 +120,7 @@ def solve(
             f"geom must be a PointCloud, got {type(geom).__name__}: "
             "solve(ott_shard.PointCloud(x, y), ...)"
         )
+    _checks.optional_callable("progress", progress)
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     a, b = geom.weights(a, 0), geom.weights(b, 1)
     tau_a = _checks.scalar("tau_a", tau_a, up_to=1.0, dtype=geom.dtype)
@@ -270,6 +271,7 @@ def _status(problem: Problem, state: State, value, threshold) -> jax.Array:
     slack = 100 * jnp.sqrt(jnp.finfo(a.dtype).eps) * a.sum()
     possible = (
         (problem.epsilon > 0)
+        & (problem.pairs.scale > 0)
         & jnp.all((taus > 0) & (taus <= 1))
         & ~(jnp.any(a < 0) | jnp.any(b < 0))
         & (jnp.any(taus < 1) | (jnp.abs(a.sum() - b.sum()) <= slack))

@@ -45,8 +45,8 @@ _SENTENCES = {
         "(b) costs / epsilon overflow: use a larger epsilon or set scale_cost"
     ),
     Status.INVALID_INPUT: (
-        "the problem has no solution as posed: epsilon, tau_a or tau_b is out of "
-        "range, a weight is negative, or a and b differ in mass while "
+        "the problem has no solution as posed: epsilon, scale_cost, tau_a or tau_b is "
+        "out of range, a weight is negative, or a and b differ in mass while "
         "tau_a = tau_b = 1"
     ),
 }

@@ -117,9 +117,10 @@ def test_a_fixed_number_of_iterations_has_a_true_flag(iterations, enough):
 
 
 @jax.jit
-def solve(x, y, a, b, epsilon, tau=1.0):
+def solve(x, y, a, b, epsilon, tau=1.0, scale=1.0):
     """Compiled once for all the values below."""
-    geom = otts.PointCloud(x, y, epsilon=epsilon, mesh=otts.make_mesh(*MESH_SHAPE))
+    mesh = otts.make_mesh(*MESH_SHAPE)
+    geom = otts.PointCloud(x, y, epsilon=epsilon, scale_cost=scale, mesh=mesh)
     return otts.solve(geom, a, b, tau_a=tau, tau_b=tau)
 
 
@@ -163,6 +164,7 @@ def test_nan_stops_early():
         {"b": 2.0},
         {"a": -1.0, "b": -1.0},
         {"epsilon": -1.0},
+        {"scale": -1.0},
         {"tau": -1.0},
         {"tau": 1.5},
         {"tau": 0.0},
@@ -172,7 +174,7 @@ def test_nan_stops_early():
 def test_invalid_input_inside_jit(change):
     p = ref.problem(13, 21)
 
-    factors = {"a": 1.0, "b": 1.0, "epsilon": 1.0, "tau": 1.0} | change
+    factors = {"a": 1.0, "b": 1.0, "epsilon": 1.0, "tau": 1.0, "scale": 1.0} | change
     x, y, a, b = p.cast(jnp.float32)
     out = solve(
         x,
@@ -181,6 +183,7 @@ def test_invalid_input_inside_jit(change):
         factors["b"] * b,
         0.3 * factors["epsilon"],
         factors["tau"],
+        factors["scale"],
     )
     assert not bool(out.converged)
     assert out.status is otts.Status.INVALID_INPUT
@@ -206,6 +209,11 @@ def weights(size, index=None, value=None):
 
 # Each: the call, the error, what its message must say.
 BAD_CALLS = {
+    "progress": (
+        lambda g: otts.solve(g, progress="yes"),
+        TypeError,
+        "progress must be a function or None.*yes",
+    ),
     "long": (
         lambda g: otts.solve(g, max_iterations=2**31),
         ValueError,
