@@ -168,8 +168,9 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         with self._process as process:
+            assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+                process.stdin.close()
             try:
                 process.wait(_CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
@@ -221,7 +222,7 @@ def _ott(data: dict[str, np.ndarray], cost: str, batch: int) -> Pass:
     """OTT-JAX in online mode."""
     import jax
     import jax.numpy as jnp
-    from ott.geometry import (  # pyright: ignore[reportMissingImports]
+    from ott.geometry import (  # pyright: ignore[reportMissingImports] (optional)
         costs,
         pointcloud,
     )
@@ -249,7 +250,7 @@ def _ott(data: dict[str, np.ndarray], cost: str, batch: int) -> Pass:
 
 def _keops(data: dict[str, np.ndarray], cost: str, _: None) -> Pass:
     """KeOps; epsilon goes into the points, which saves it one operation per pair."""
-    from pykeops.numpy import LazyTensor  # pyright: ignore[reportMissingImports]
+    from pykeops.numpy import LazyTensor  # pyright: ignore[reportMissingImports] (optional)
 
     square = cost == "sqeuclidean"
     unit = np.sqrt(data["epsilon"]) if square else data["epsilon"]

@@ -22,7 +22,7 @@ _USAGE = "python -m launch.colour_transfer points|picture DIR"
 
 def photographs() -> tuple[np.ndarray, np.ndarray]:
     """A temple and a flower, each [214, 320, 3] in 0..1."""
-    from sklearn.datasets import (  # pyright: ignore[reportMissingImports]
+    from sklearn.datasets import (  # pyright: ignore[reportMissingImports] (optional)
         load_sample_images,
     )
 
@@ -40,7 +40,7 @@ def write_points(folder: Path) -> None:
 
 def write_picture(folder: Path) -> None:
     """picture.png: the temple, the flower, and the temple in colours of the flower."""
-    from PIL import Image  # pyright: ignore[reportMissingImports]
+    from PIL import Image  # pyright: ignore[reportMissingImports] (optional)
 
     temple, flower = photographs()
     gradient = np.load(folder / "grad_x.npy")

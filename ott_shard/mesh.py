@@ -26,7 +26,7 @@ def make_mesh(
     rows: int | None = None,
     cols: int | None = None,
     *,
-    devices: Sequence[jax.Device] | None = None,  # pyright: ignore
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore (a variable to it)
 ) -> Mesh:
     """A rows x cols mesh of devices for :class:`ott_shard.PointCloud`.
 

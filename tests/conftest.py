@@ -5,12 +5,12 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402 (the platform comes first)
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
+import numpy as np  # noqa: E402 (likewise)
+import pytest  # noqa: E402 (likewise)
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-import ott_shard as otts  # noqa: E402
+import ott_shard as otts  # noqa: E402 (the device count comes first)
 
 MESH_SHAPES = [(1, 1), (8, 1), (1, 8), (4, 2), (2, 4)]
 

@@ -23,9 +23,17 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted((ROOT / "ott_shard").glob("*.py"))
 FILES = MODULES + sorted((ROOT / "launch").glob("*.py"))
 COLLECTIVES = {
-    "psum", "pmax", "pmin", "pmean", "all_gather", "all_to_all", "ppermute",
-    "psum_scatter", "axis_index", "pcast",
-}  # fmt: skip
+    "psum",
+    "pmax",
+    "pmin",
+    "pmean",
+    "all_gather",
+    "all_to_all",
+    "ppermute",
+    "psum_scatter",
+    "axis_index",
+    "pcast",
+}
 
 
 def by_name(path):
