@@ -15,6 +15,7 @@ from ott_shard.divergence import (
     SinkhornDivergenceOutput as SinkhornDivergenceOutput,
     sinkhorn_divergence as sinkhorn_divergence,
 )
+from ott_shard.epsilon import Epsilon as Epsilon
 from ott_shard.geometry import (
     CostStatistics as CostStatistics,
     PointCloud as PointCloud,

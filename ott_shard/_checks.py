@@ -2,7 +2,8 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -79,16 +80,32 @@ def scalar(
     return jnp.asarray(value, dtype=dtype)
 
 
-def working_dtype(*arrays: jax.Array | np.ndarray) -> Any:
-    """float64 if one of `arrays` is, and x64 is on; otherwise float32."""
-    wide = any(
-        jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 4 for x in arrays
-    )
-    return jnp.dtype(jnp.result_type(float) if wide else jnp.float32)
+def working_dtype(given: Mapping[str, Any], arrays: Iterable[Any]) -> Any:
+    """float64 if one of `arrays` is, and x64 is on; otherwise float32.
+
+    Warns where x64 is off if `given`, the arrays by name as they came, has a float64.
+    """
+    wide = any(_bytes_of_float(x) > 4 for x in arrays)
+    dtype = jnp.dtype(jnp.result_type(float) if wide else jnp.float32)
+    asked = [name for name, x in given.items() if _bytes_of_float(x) > 4]
+    if dtype == jnp.float32 and asked:
+        warnings.warn(
+            f"{' and '.join(asked)} came as float64 but will be float32, for x64 is "
+            "off: call jax.config.update('jax_enable_x64', True) first to compute in "
+            "float64, or pass .astype(numpy.float32) to say that float32 is meant",
+            stacklevel=3,
+        )
+    return dtype
+
+
+def _bytes_of_float(x: Any) -> int:
+    """Width of the dtype of a floating array, 0 of anything else."""
+    array = isinstance(x, np.ndarray | jax.Array)
+    return x.dtype.itemsize if array and jnp.issubdtype(x.dtype, jnp.floating) else 0
 
 
 def points(name: str, x: Any, dtype: Any) -> jax.Array | np.ndarray:
-    """`x` as a cloud [n, d] of `dtype` with at least one point.
+    """`x` as a cloud [n, d] with at least one point, of `dtype` or of 16-bit floats.
 
     NumPy arrays stay on the host so that they go straight to their shards.
     """
@@ -100,7 +117,8 @@ def points(name: str, x: Any, dtype: Any) -> jax.Array | np.ndarray:
         )
     if 0 in x.shape:
         raise ValueError(f"{name} must hold at least one point, got shape {x.shape}")
-    x = _cast(x, dtype)
+    if _bytes_of_float(x) != 2:  # half precision is stored as it is
+        x = _cast(x, dtype)
     _finite(name, x, f"remove, impute or scale those points ({x.dtype})")
     return x
 
@@ -131,21 +149,26 @@ def weights(
     return w
 
 
+def mass_slack(w: Any) -> float:
+    """By how much, relatively, the sum of rounded weights may be off.
+
+    That of n of them is by about sqrt(n) roundings.
+    """
+    return float(jnp.finfo(w.dtype).eps) * 4 * max(16, w.size**0.5)
+
+
 def equal_mass(a: Any, b: Any, tau_a: Any, tau_b: Any) -> None:
     """A balanced problem needs two clouds of the same mass."""
     values = [concrete(v) for v in (a, b, tau_a, tau_b)]
     if any(v is None for v in values) or min(float(values[2]), float(values[3])) < 1:
         return
     (mass_a,), (mass_b,) = (_evaluate(_total, v) for v in values[:2])
-    # The sum of n rounded weights is off by about sqrt(n) roundings.
-    slack = max(
-        float(jnp.finfo(v.dtype).eps) * 4 * max(16, v.size**0.5) for v in values[:2]
-    )
+    slack = max(mass_slack(v) for v in values[:2])
     if abs(mass_a - mass_b) > slack * max(mass_a, mass_b):
         raise ValueError(
             f"a and b must have the same total mass when tau_a = tau_b = 1, got "
-            f"{mass_a:.9g} and {mass_b:.9g}: divide each by its sum, or set tau_a or "
-            "tau_b below 1 for unbalanced transport"
+            f"{mass_a:.9g} and {mass_b:.9g}: divide each by its sum (in {a.dtype}), or "
+            "set tau_a or tau_b below 1 for unbalanced transport"
         )
 
 

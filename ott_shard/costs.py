@@ -3,21 +3,33 @@
 A cost is a frozen dataclass, registered as a pytree; its fields are parameters. If it
 can be written as an inner product of per-point features it is a
 :class:`BilinearCost`, and the kernel then folds epsilon and the potential into one
-matrix product.
+matrix product. An infinite cost forbids its pair.
+
+Names and scalings are OTT-JAX's. No derivative is NaN between equal points: that of a
+distance is 0 there.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.tree_util import register_dataclass
+from jax.tree_util import Partial, register_dataclass
 
-# Up to this dimension sums of squared differences are formed directly: no digits are
-# lost to cancellation and d is too small for a matrix unit to help.
-_DIRECT_DIMS = 8
+from ott_shard import _checks
+from ott_shard.pairwise import (
+    angle,
+    inner,
+    of_pair,
+    power,
+    sqdist,
+    sqdist_left,
+    sqdist_right,
+    sqnorm,
+    sum_of_powers,
+    unit,
+)
 
 
 @runtime_checkable
@@ -44,6 +56,19 @@ class BilinearCost(CostFn, Protocol):
         ...
 
 
+@runtime_checkable
+class NormedCost(CostFn, Protocol):
+    """A cost with a norm of points, for ``scale_cost="max_norm"`` and "max_bound"."""
+
+    def norm(self, x: jax.Array) -> jax.Array:
+        """[n, d] to [n]."""
+        ...
+
+    def bound(self, x_norm: jax.Array, y_norm: jax.Array) -> jax.Array:
+        """No cost between points of at most these norms is larger in size."""
+        ...
+
+
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SqEuclidean:
@@ -59,17 +84,25 @@ class SqEuclidean:
 
     def left(self, x: jax.Array) -> jax.Array:
         """(-2 x, |x|^2, 1)."""
-        return jnp.concatenate([-2 * x, _sqnorm(x), jnp.ones_like(x[:, :1])], axis=1)
+        return sqdist_left(x)
 
     def right(self, y: jax.Array) -> jax.Array:
         """(y, 1, |y|^2)."""
-        return jnp.concatenate([y, jnp.ones_like(y[:, :1]), _sqnorm(y)], axis=1)
+        return sqdist_right(y)
 
     def pairwise(
         self, x: jax.Array, y: jax.Array, precision: str = "highest"
     ) -> jax.Array:
         """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
-        return pairwise_sqdist(precision, x, y)
+        return sqdist(precision, x, y)
+
+    def norm(self, x: jax.Array) -> jax.Array:
+        """|x|^2."""
+        return sqnorm(x)[:, 0]
+
+    def bound(self, x_norm: jax.Array, y_norm: jax.Array) -> jax.Array:
+        """(|x| + |y|)^2."""
+        return jnp.square(jnp.sqrt(x_norm) + jnp.sqrt(y_norm))
 
 
 @register_dataclass
@@ -89,52 +122,254 @@ class Euclidean:
         self, x: jax.Array, y: jax.Array, precision: str = "highest"
     ) -> jax.Array:
         """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
-        square = pairwise_sqdist(precision, x, y)
-        apart = square > 0
-        return jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1.0)), 0.0)
+        return power(sqdist(precision, x, y), 0.5)
 
 
-def inner(x: jax.Array, y: jax.Array, precision: str) -> jax.Array:
-    """x y^T at the given precision, [bn, k] and [bm, k] to [bn, bm].
+def _check_power(p: float) -> None:
+    if not (isinstance(p, int | float) and 1 <= p < float("inf")):
+        raise ValueError(f"p must be a finite Python number from 1 up, got {p!r}")
 
-    The derivative in y is (x^T g)^T for a cotangent g of the size of a tile. Written
-    plainly it becomes g^T x, for which XLA on CPU walks g down its columns, 14 times
-    slower at k = 6 (BUILD_NOTES M2); the barrier keeps it from undoing the transpose.
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PNormP:
+    """The p-norm to the power p, divided by p: C(x, y) = sum_k |x_k - y_k|^p / p.
+
+    Attributes:
+        p: from 1 up, a Python number; another one is another program.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.zeros((1, 2)), jnp.asarray([[3.0, -4.0]])
+    >>> float(PNormP(1).pairwise(x, y)[0, 0])
+    7.0
     """
-    y_t = lax.optimization_barrier(y.T)
-    return lax.dot_general(x, y_t, (((1,), (0,)), ((), ())), precision=precision)
+
+    p: float = dataclasses.field(metadata=dict(static=True))
+
+    translation_invariant = True
+
+    def __post_init__(self):
+        _check_power(self.p)
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        return sum_of_powers(self.p, x, y) / self.p
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def pairwise_sqdist(precision: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Squared distances, never negative and exactly 0 between equal points.
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SqPNorm:
+    """Half the squared p-norm: C(x, y) = (sum_k |x_k - y_k|^p)^(2 / p) / 2.
 
-    Beyond 8 dimensions they come from |x|^2 + |y|^2 - 2 x.y, whose rounding error is
-    a few units in the last place of |x|^2 + |y|^2; what lies below that is 0. The
-    derivative runs through matrix products in every dimension.
+    Attributes:
+        p: from 1 up, a Python number; another one is another program.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.zeros((1, 2)), jnp.asarray([[3.0, -4.0]])
+    >>> float(SqPNorm(1).pairwise(x, y)[0, 0])
+    24.5
     """
-    if x.shape[1] <= _DIRECT_DIMS:
-        return functools.reduce(
-            jnp.add,
-            (jnp.square(x[:, k, None] - y[None, :, k]) for k in range(x.shape[1])),
-        )
-    square = _expanded_sqdist(precision, x, y)
-    noise = 8 * jnp.finfo(square.dtype).eps * (_sqnorm(x) + _sqnorm(y).T)
-    return jnp.where(square > noise, square, 0.0)
+
+    p: float = dataclasses.field(metadata=dict(static=True))
+
+    translation_invariant = True
+
+    def __post_init__(self):
+        _check_power(self.p)
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        return power(sum_of_powers(self.p, x, y), 2 / self.p) / 2
 
 
-@pairwise_sqdist.defjvp
-def _pairwise_sqdist_jvp(precision, primals, tangents):
-    _, tangent = jax.jvp(
-        functools.partial(_expanded_sqdist, precision), primals, tangents
-    )
-    return pairwise_sqdist(precision, *primals), tangent
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Elastic:
+    """Elastic net: C(x, y) = l1 sum_k |x_k - y_k| + l2 |x - y|^2 / 2.
+
+    Maps for it move few coordinates (Cuturi, Klein and Ablin, Monge, Bregman and Occam,
+    2023). OTT's ``RegTICost(L1(), lam, rho=rho)`` is ``Elastic(l1=lam, l2=rho)``.
+
+    Attributes:
+        l1: scalar, not negative, may be traced and differentiated.
+        l2: scalar, likewise.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.zeros((1, 2)), jnp.asarray([[3.0, -4.0]])
+    >>> float(Elastic(l1=0.5).pairwise(x, y)[0, 0])
+    16.0
+    """
+
+    l1: jax.Array | float = 1.0
+    l2: jax.Array | float = 1.0
+
+    translation_invariant = True
+
+    def __post_init__(self):
+        for name in ("l1", "l2"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        square = sqdist(precision, x, y)
+        return self.l1 * sum_of_powers(1, x, y) + self.l2 / 2 * square
 
 
-def _expanded_sqdist(precision: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    cost = SqEuclidean()
-    return inner(cost.left(x), cost.right(y), precision)
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NegDotProduct:
+    """Minus the inner product, C(x, y) = -x . y; may be negative.
+
+    Its plan is that of |x - y|^2 / 2. It depends on the origin, and loses digits when
+    the clouds are far from it: SqEuclidean does not.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.ones((1, 2)), jnp.asarray([[3.0, 4.0]])
+    >>> float(NegDotProduct().pairwise(x, y)[0, 0])
+    -7.0
+    """
+
+    translation_invariant = False
+
+    def left(self, x: jax.Array) -> jax.Array:
+        """-x."""
+        return -x
+
+    def right(self, y: jax.Array) -> jax.Array:
+        """y."""
+        return y
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        return inner(-x, y, precision)
+
+    def norm(self, x: jax.Array) -> jax.Array:
+        """|x|^2."""
+        return sqnorm(x)[:, 0]
+
+    def bound(self, x_norm: jax.Array, y_norm: jax.Array) -> jax.Array:
+        """|x| |y|."""
+        return jnp.sqrt(x_norm) * jnp.sqrt(y_norm)
 
 
-def _sqnorm(x: jax.Array) -> jax.Array:
-    return jnp.sum(x * x, axis=1, keepdims=True)
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cosine:
+    """Cosine distance, C(x, y) = 1 - x . y / (|x| |y|).
+
+    A zero vector is at distance 1 from all others and 0 from another one; its
+    derivative is 0.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.asarray([[2.0, 0.0]]), jnp.asarray([[3.0, 4.0]])
+    >>> round(float(Cosine().pairwise(x, y)[0, 0]), 6)
+    0.4
+    """
+
+    translation_invariant = False
+
+    def left(self, x: jax.Array) -> jax.Array:
+        """(-x / |x|, 1)."""
+        return jnp.concatenate([-unit(x), jnp.ones_like(x[:, :1])], axis=1)
+
+    def right(self, y: jax.Array) -> jax.Array:
+        """(y / |y|, 1)."""
+        return jnp.concatenate([unit(y), jnp.ones_like(y[:, :1])], axis=1)
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        # Half the squared chord, and so exactly 0 between equal directions.
+        return sqdist(precision, unit(x), unit(y)) / 2
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Arccos:
+    """Minus the log of the arc-cosine kernel of Cho and Saul (2009).
+
+    C(x, y) = -log(|x|^n |y|^n J_n(theta) / pi + ridge) with the angle theta between x
+    and y, J_0 = pi - theta, J_1 = sin theta + (pi - theta) cos theta, J_2 = 3 sin theta
+    cos theta + (pi - theta) (1 + 2 cos^2 theta). May be negative for n > 0.
+
+    Attributes:
+        n: 0, 1 or 2.
+        ridge: keeps the logarithm finite.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.asarray([[2.0, 0.0]]), jnp.asarray([[0.0, 1.0]])
+    >>> round(float(jnp.exp(-Arccos(0).pairwise(x, y)[0, 0])), 6)
+    0.5
+    """
+
+    n: int = dataclasses.field(default=0, metadata=dict(static=True))
+    ridge: float = dataclasses.field(default=1e-8, metadata=dict(static=True))
+
+    translation_invariant = False
+
+    def __post_init__(self):
+        _checks.choice("n", self.n, (0, 1, 2))
+        if not 0 < self.ridge < float("inf"):
+            raise ValueError(f"ridge must be finite and positive, got {self.ridge}")
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        theta = angle(sqdist(precision, unit(x), unit(y)))
+        sin, cos, rest = jnp.sin(theta), jnp.cos(theta), jnp.pi - theta
+        if self.n == 0:
+            kernel = rest
+        elif self.n == 1:
+            kernel = sin + rest * cos
+        else:
+            kernel = 3 * sin * cos + rest * (1 + 2 * cos**2)
+        x_length, y_length = (power(sqnorm(z), 0.5) ** self.n for z in (x, y))
+        return -jnp.log(x_length * y_length.T * kernel / jnp.pi + self.ridge)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    """The cost that a function of two points says, fn(x [d], y [d]) -> scalar.
+
+    ``PointCloud(cost_fn=fn)`` makes one. The function is mapped over the pairs of a
+    tile and differentiated by JAX; between equal points, where its derivative is not
+    finite, it is taken to be 0. An infinite value forbids the pair.
+
+    Attributes:
+        fn: the function; one made anew is another program, so define it once. With
+            parameters to be traced or differentiated, a ``jax.tree_util.Partial`` or
+            any callable pytree.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.zeros((1, 2)), jnp.asarray([[3.0, 4.0]])
+    >>> float(Custom(lambda x, y: jnp.max(jnp.abs(x - y))).pairwise(x, y)[0, 0])
+    4.0
+    """
+
+    fn: Callable
+
+    translation_invariant = False
+
+    def __post_init__(self):
+        if callable(self.fn) and jax.tree.leaves(self.fn) == [self.fn]:
+            object.__setattr__(self, "fn", Partial(self.fn))
+
+    def pairwise(
+        self, x: jax.Array, y: jax.Array, precision: str = "highest"
+    ) -> jax.Array:
+        """Costs of all pairs, [bn, d] and [bm, d] to [bn, bm]."""
+        over_cols = jax.vmap(of_pair, (None, None, 0))
+        return jax.vmap(over_cols, (None, 0, None))(self.fn, x, y)

@@ -2,16 +2,19 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from ott_shard import _checks, sinkhorn
 from ott_shard.costs import CostFn
+from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.sinkhorn import Limits, Progress
 from ott_shard.solution import SinkhornOutput, Status
@@ -24,11 +27,11 @@ class SinkhornDivergenceOutput:
 
     Attributes:
         divergence: scalar, in units of cost.
-        outputs: solutions of (x, y), (x, x) and (y, y).
+        outputs: solutions of (x, y), (x, x) and, unless `static_b`, (y, y).
     """
 
     divergence: jax.Array
-    outputs: tuple[SinkhornOutput, SinkhornOutput, SinkhornOutput]
+    outputs: tuple[SinkhornOutput, ...]
 
     @property
     def epsilon(self) -> jax.Array:
@@ -37,12 +40,12 @@ class SinkhornDivergenceOutput:
 
     @property
     def converged(self) -> jax.Array:
-        """Bool scalar: all three problems converged."""
+        """Bool scalar: all problems converged."""
         return functools.reduce(jnp.logical_and, (o.converged for o in self.outputs))
 
     @property
     def status(self) -> Status:
-        """The worst of the three; on the host only."""
+        """The worst of all; on the host only."""
         return max(out.status for out in self.outputs)
 
     @property
@@ -56,7 +59,7 @@ class SinkhornDivergenceOutput:
         return tuple(out.errors for out in self.outputs)
 
     def raise_if_failed(self) -> None:
-        """Raise RuntimeError, with the reason, unless all three converged."""
+        """Raise RuntimeError, with the reason, unless all converged."""
         for out in self.outputs:
             out.raise_if_failed()
 
@@ -67,12 +70,13 @@ def sinkhorn_divergence(
     a: ArrayLike | None = None,
     b: ArrayLike | None = None,
     *,
-    cost_fn: CostFn | None = None,
-    epsilon: ArrayLike | None = None,
+    cost_fn: CostFn | Callable | None = None,
+    epsilon: ArrayLike | Epsilon | None = None,
     relative_epsilon: Literal["mean", "std"] | None = None,
-    scale_cost: ArrayLike = 1.0,
+    scale_cost: ArrayLike | str = 1.0,
     tau_a: ArrayLike = 1.0,
     tau_b: ArrayLike = 1.0,
+    static_b: bool = False,
     batch_size: int | tuple[int, int] | None = None,
     mesh: Mesh | None = None,
     precision: Literal["default", "high", "highest"] = "highest",
@@ -86,8 +90,9 @@ def sinkhorn_divergence(
 
     OT(x, y) - (OT(x, x) + OT(y, y)) / 2 + eps (sum a - sum b)^2 / 2, where OT is
     ``reg_ot_cost``. It is 0 for equal measures and, for the costs here, never negative
-    at the optimum (Feydy et al. 2019; Sejourne et al. 2019 for tau < 1). The problems
-    (x, x) and (y, y) are solved by symmetric updates.
+    at the optimum (Feydy et al. 2019; Sejourne et al. 2019 for tau_a = tau_b < 1). The
+    problems (x, x) and (y, y) have the same tau_a and tau_b as (x, y), as in OTT; where
+    the two are known to be equal, they are solved by symmetric updates.
 
     Args:
         x: [n, d] points.
@@ -98,9 +103,12 @@ def sinkhorn_divergence(
             `mesh`, `precision`.
         epsilon: shared by the three problems. None: 0.05 x std of the costs of (x, y).
         relative_epsilon: statistic of the costs of (x, y) that `epsilon` multiplies.
-        scale_cost: scalar by which costs are divided.
+        scale_cost: what the costs of all three are divided by: a scalar or a statistic
+            of the costs of (x, y).
         tau_a: marginal of x, see :func:`ott_shard.solve`, as are all others.
         tau_b: marginal of y.
+        static_b: leave (y, y) out, which does not depend on x: the value is too large
+            by half of its ``reg_ot_cost``, the gradient in x and a is the same.
         batch_size: largest tile.
         mesh: where to compute.
         precision: of matrix products.
@@ -133,6 +141,8 @@ def sinkhorn_divergence(
         (6, 1)
     """
     _checks.optional_callable("progress", progress)
+    _checks.choice("static_b", static_b, (False, True))
+    same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     geom = PointCloud(
         x,
@@ -155,35 +165,39 @@ def sinkhorn_divergence(
     )
     a, b = geom.weights(a, 0), geom.weights(b, 1)
     _checks.equal_mass(a, b, tau_a, tau_b)
-    eps = geom.resolve_epsilon(a, b)
+    geom = geom.resolve(a, b)
 
-    def term(name: str, geom: PointCloud, a, b, tau_a, tau_b) -> SinkhornOutput:
+    def term(name: str, geom: PointCloud, a, b) -> SinkhornOutput:
         return sinkhorn.run(
-            (geom, a, b, eps, tau_a, tau_b),
+            (geom, a, b, tau_a, tau_b),
             threshold=threshold,
             limits=limits,
-            symmetric=name != "xy",
+            symmetric=same_tau and name != "xy",
             progress=functools.partial(progress, name) if progress else None,
         )
 
     pairs = geom.pairs
     a_cols, b_rows = pairs.T.mirror(a), pairs.mirror(b)
-    outputs = (
-        term("xy", geom, a, b, tau_a, tau_b),
-        term("xx", geom.against_itself(0, eps), a, a_cols, tau_a, tau_a),
-        term("yy", geom.against_itself(1, eps), b_rows, b, tau_b, tau_b),
-    )
-    divergence = _debias(*(out.reg_ot_cost for out in outputs), eps, a, b)
-    return divergence, SinkhornDivergenceOutput(divergence, outputs)
+    outputs = [
+        term("xy", geom, a, b),
+        term("xx", geom.against_itself(0), a, a_cols),
+    ]
+    if not static_b:
+        outputs.append(term("yy", geom.against_itself(1), b_rows, b))
+    values = [out.reg_ot_cost for out in outputs]
+    divergence = _debias(values, geom.schedule.target, a, b)
+    return divergence, SinkhornDivergenceOutput(divergence, tuple(outputs))
+
+
+def _equal(tau_a: Any, tau_b: Any) -> bool:
+    known = [_checks.concrete(tau) for tau in (tau_a, tau_b)]
+    return all(tau is not None for tau in known) and bool(np.all(known[0] == known[1]))
 
 
 @jax.jit
 def _debias(
-    xy: jax.Array,
-    xx: jax.Array,
-    yy: jax.Array,
-    epsilon: jax.Array,
-    a: jax.Array,
-    b: jax.Array,
+    values: list[jax.Array], epsilon: jax.Array, a: jax.Array, b: jax.Array
 ) -> jax.Array:
-    return xy - (xx + yy) / 2 + epsilon * jnp.square(a.sum() - b.sum()) / 2
+    between, *own = values
+    masses = epsilon * jnp.square(a.sum() - b.sum()) / 2
+    return between - sum(own, jnp.zeros_like(between)) / 2 + masses

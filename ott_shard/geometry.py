@@ -10,32 +10,27 @@ Conventions of the whole package, which are OTT's:
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import register_pytree_node_class
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, costs, mesh as meshes, operators
+from ott_shard import _checks, costs, mesh as meshes, units
+from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
 from ott_shard.tile import Block
+from ott_shard.units import CostStatistics
 
 # Measured on CPU (BUILD_NOTES M1): the best tile at d = 3 and 64.
-_DEFAULT_BLOCK = (1024, 1024)
+_DEFAULT_TILE = 1024
 # OTT's default: epsilon = 0.05 x standard deviation of the costs.
 _DEFAULT_EPSILON = 0.05
 _PRECISIONS = ("default", "high", "highest")
-
-
-class CostStatistics(NamedTuple):
-    """Mean, standard deviation and maximum of the costs, scalars in units of cost."""
-
-    mean: jax.Array
-    std: jax.Array
-    max: jax.Array
 
 
 @register_pytree_node_class
@@ -48,15 +43,22 @@ class PointCloud:
     argument of ``jit`` and ``grad`` and can be built inside them.
 
     Args:
-        x: [n, d] points. Floating points of less than 32 bits and integers are
-            computed with as float32.
+        x: [n, d] points. Computed with as float64 if they are and x64 is on, else as
+            float32; float16 and bfloat16 are stored as they are, and so are gradients.
         y: [m, d] points.
-        cost_fn: ground cost, see :mod:`ott_shard.costs`.
+        cost_fn: ground cost, see :mod:`ott_shard.costs`, or a function of two points,
+            (x [d], y [d]) -> scalar (:class:`ott_shard.costs.Custom`).
         epsilon: regularisation, a positive scalar in units of cost (or of
-            `relative_epsilon`), may be traced. None: 0.05 x std of the costs.
+            `relative_epsilon`), may be traced; or an :class:`ott_shard.Epsilon` that
+            comes down to it. None: 0.05 x std of the costs.
         relative_epsilon: "mean" or "std": `epsilon` is a multiple of this statistic of
-            the costs. Statistics are not differentiated.
-        scale_cost: positive scalar by which costs are divided.
+            the scaled costs.
+        scale_cost: what costs are divided by: a positive scalar, or one of "mean",
+            "std", "max_cost" (of the costs), "max_norm" and "max_bound" (largest
+            squared norm of a point, and largest cost that such norms allow; for
+            SqEuclidean and NegDotProduct; they depend on the origin). Statistics are
+            weighted by a_i b_j, are 1 where there is no spread, and are constants to
+            differentiation.
         batch_size: the most rows and columns in one tile on each device, an int for
             both or a pair. None: chosen for speed. It changes memory, not results.
         mesh: where to compute. None: the mesh of x if it lies on one, else all visible
@@ -80,8 +82,9 @@ class PointCloud:
     """
 
     pairs: Pairs
-    given_epsilon: jax.Array | None
+    schedule: Epsilon
     relative_epsilon: str | None
+    relative_scale: str | None
     n: int
     m: int
 
@@ -90,34 +93,30 @@ class PointCloud:
         x: ArrayLike,
         y: ArrayLike,
         *,
-        cost_fn: costs.CostFn | None = None,
-        epsilon: ArrayLike | None = None,
+        cost_fn: costs.CostFn | Callable | None = None,
+        epsilon: ArrayLike | Epsilon | None = None,
         relative_epsilon: Literal["mean", "std"] | None = None,
-        scale_cost: ArrayLike = 1.0,
+        scale_cost: ArrayLike | str = 1.0,
         batch_size: int | tuple[int, int] | None = None,
         mesh: Mesh | None = None,
         precision: Literal["default", "high", "highest"] = "highest",
     ):
         arrays = _checks.real_array("x", x), _checks.real_array("y", y)
-        dtype = _checks.working_dtype(*arrays)
+        dtype = _checks.working_dtype({"x": x, "y": y}, arrays)
         xs, ys = (_checks.points(*p, dtype) for p in zip("xy", arrays, strict=True))
         if xs.shape[1] != ys.shape[1]:
             raise ValueError(
                 f"x and y must have the same dimension d, got {xs.shape[1]} and "
                 f"{ys.shape[1]} (shapes {xs.shape} and {ys.shape})"
             )
-        cost_fn = costs.SqEuclidean() if cost_fn is None else cost_fn
-        if not isinstance(cost_fn, costs.CostFn) or isinstance(cost_fn, type):
-            raise TypeError(
-                "cost_fn must be a cost such as ott_shard.costs.SqEuclidean(), "
-                f"got {cost_fn!r}"
-            )
-        if any(leaf is cost_fn for leaf in jax.tree.leaves(cost_fn)):
-            raise TypeError(
-                f"cost_fn must be a pytree, got {cost_fn!r}: decorate its class with "
-                "jax.tree_util.register_dataclass"
-            )
-        _checks.choice("relative_epsilon", relative_epsilon, (None, "mean", "std"))
+        cost = _as_cost(cost_fn, xs.shape[1], dtype)
+        units.check(relative_epsilon, scale_cost, cost)
+        if epsilon is None:
+            epsilon, relative_epsilon = _DEFAULT_EPSILON, relative_epsilon or "std"
+        if not isinstance(epsilon, Epsilon):
+            number = _checks.scalar("epsilon", epsilon, dtype=dtype)
+            epsilon = Epsilon.constant(number)
+        relative_scale = scale_cost if isinstance(scale_cost, str) else None
         _checks.choice("precision", precision, _PRECISIONS)
         mesh = meshes.resolve_mesh(mesh, xs)
         row_axes, col_axes = meshes.axes_of(mesh)
@@ -126,20 +125,22 @@ class PointCloud:
             cols = meshes.exchange(rows, mesh, row_axes, col_axes)
         else:
             cols = meshes.place(ys, mesh, col_axes)
+        scale = 1.0 if relative_scale else scale_cost
         pairs = Pairs(
             x=rows,
             y=cols,
-            centre=_centre(rows, cols) * cost_fn.translation_invariant,
-            scale=_checks.scalar("scale_cost", scale_cost, dtype=dtype),
-            cost=cost_fn,
+            centre=_centre(rows, cols, dtype) * cost.translation_invariant,
+            scale=_checks.scalar("scale_cost", scale, dtype=dtype),
+            cost=cost,
             mesh=mesh,
             row_axes=row_axes,
             col_axes=col_axes,
-            block=_block(batch_size, precision),
+            block=_block(batch_size, precision, cost, xs.shape[1]),
         )
-        if epsilon is not None:
-            epsilon = _checks.scalar("epsilon", epsilon, dtype=dtype)
-        self._set(pairs, epsilon, relative_epsilon, len(xs), len(ys))
+        self._set(
+            *(pairs, epsilon.checked(dtype), relative_epsilon),
+            *(relative_scale, len(xs), len(ys)),
+        )
 
     def _set(self, *values: Any) -> None:
         for field, value in zip(dataclasses.fields(self), values, strict=True):
@@ -148,8 +149,8 @@ class PointCloud:
     # Not register_dataclass: it rebuilds through __init__, which checks and places.
     def tree_flatten(self):
         """Arrays, then static data."""
-        data = (self.pairs, self.given_epsilon)
-        return data, (self.relative_epsilon, self.n, self.m)
+        data = (self.pairs, self.schedule)
+        return data, (self.relative_epsilon, self.relative_scale, self.n, self.m)
 
     @classmethod
     def tree_unflatten(cls, static, data):
@@ -176,7 +177,7 @@ class PointCloud:
     @property
     def dtype(self) -> np.dtype:
         """The dtype computed with."""
-        return self.pairs.x.dtype
+        return self.pairs.centre.dtype
 
     @property
     def mesh(self) -> Mesh:
@@ -188,8 +189,8 @@ class PointCloud:
         """The ground cost."""
         return self.pairs.cost
 
-    def against_itself(self, axis: Literal[0, 1], epsilon: jax.Array) -> "PointCloud":
-        """The geometry of (x, x) for axis 0 or of (y, y) for axis 1.
+    def against_itself(self, axis: Literal[0, 1]) -> "PointCloud":
+        """The geometry of (x, x) for axis 0 or of (y, y) for axis 1, if resolved.
 
         The cloud moves between the rows and the columns of the mesh piece by piece.
         """
@@ -199,10 +200,15 @@ class PointCloud:
         else:
             pairs = dataclasses.replace(pairs, x=pairs.mirror(pairs.y))
         # Its own centre keeps more digits when the two clouds are far apart.
-        centre = _centre(pairs.x, pairs.y) * pairs.cost.translation_invariant
+        centre = _centre(pairs.x, pairs.y, self.dtype)
+        centre *= pairs.cost.translation_invariant
         pairs = dataclasses.replace(pairs, centre=centre)
+        return self._resolved(pairs, self.schedule, size, size)
+
+    @staticmethod
+    def _resolved(pairs: Pairs, schedule: Epsilon, n: int, m: int) -> "PointCloud":
         geom = object.__new__(PointCloud)
-        geom._set(pairs, epsilon, None, size, size)
+        geom._set(pairs, schedule, None, None, n, m)
         return geom
 
     def weights(self, a: Any, axis: Literal[0, 1]) -> jax.Array:
@@ -234,7 +240,8 @@ class PointCloud:
             Scalars in units of cost (divided by `scale_cost`). One pass over the pairs,
             O(n + m + tile) memory. Not differentiated.
         """
-        return _statistics(self, self.weights(a, 0), self.weights(b, 1))
+        a, b = self.weights(a, 0), self.weights(b, 1)
+        return units.statistics(self.resolve(a, b).pairs, a, b)
 
     @property
     def mean_cost(self) -> jax.Array:
@@ -254,24 +261,69 @@ class PointCloud:
     @property
     def epsilon(self) -> jax.Array:
         """Regularisation in units of cost, under uniform weights if it is relative."""
-        if self.given_epsilon is not None and self.relative_epsilon is None:
-            return self.given_epsilon
-        return self.resolve_epsilon(self.weights(None, 0), self.weights(None, 1))
+        return self._of_uniform.schedule.target
 
-    def resolve_epsilon(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Epsilon in units of cost, for padded weights.
+    @property
+    def scale_cost(self) -> jax.Array:
+        """What costs are divided by, under uniform weights if it is a statistic."""
+        return self._of_uniform.pairs.scale
 
-        Without spread every positive epsilon gives the same plan a b^T, and the
-        statistic is taken to be 1.
+    @property
+    def _of_uniform(self) -> "PointCloud":
+        return self.resolve(self.weights(None, 0), self.weights(None, 1))
+
+    def resolve(self, a: jax.Array, b: jax.Array) -> "PointCloud":
+        """The same with scale and epsilon as numbers, for padded weights a and b.
+
+        One pass if either is a statistic, else none.
         """
-        if self.given_epsilon is not None and self.relative_epsilon is None:
-            return self.given_epsilon
-        return _relative_epsilon(self, a, b)
+        relative = self.relative_epsilon, self.relative_scale
+        if relative == (None, None):
+            return self
+        scale, schedule = units.resolve(self.pairs, self.schedule, a, b, *relative)
+        pairs = dataclasses.replace(self.pairs, scale=scale)
+        return self._resolved(pairs, schedule, self.n, self.m)
 
 
-def _block(batch_size: Any, precision: str) -> Block:
+def _as_cost(cost_fn: Any, d: int, dtype: Any) -> costs.CostFn:
+    """`cost_fn` if it is a cost of points [d]; a function of two points is made one."""
+    if cost_fn is None:
+        return costs.SqEuclidean()
+    known = isinstance(cost_fn, costs.CostFn)
+    if isinstance(cost_fn, type) or not (known or callable(cost_fn)):
+        raise TypeError(
+            "cost_fn must be a cost such as ott_shard.costs.SqEuclidean(), or a "
+            f"function of two points, got {cost_fn!r}"
+        )
+    cost = cost_fn if known else costs.Custom(cost_fn)
+    if any(leaf is cost for leaf in jax.tree.leaves(cost)):
+        raise TypeError(
+            f"cost_fn must be a pytree, got {cost_fn!r}: decorate its class with "
+            "jax.tree_util.register_dataclass"
+        )
+    point = jax.ShapeDtypeStruct((1, d), dtype)
+    try:
+        out = jax.eval_shape(lambda x, y: cost.pairwise(x, y, "highest"), point, point)
+    except Exception as error:
+        raise TypeError(
+            f"cost_fn must take two points of shape [{d}], got {cost_fn!r}, which "
+            f"fails on them: {error}"
+        ) from error
+    if getattr(out, "shape", None) != (1, 1) or out.dtype != dtype:
+        raise TypeError(
+            f"cost_fn must give one number of {dtype} for two points, got {out} of "
+            f"{cost_fn!r}, for 1 x 1 pairs"
+        )
+    return cost
+
+
+def _block(batch_size: Any, precision: str, cost: costs.CostFn, d: int) -> Block:
     if batch_size is None:
-        return Block(*_DEFAULT_BLOCK, precision)
+        size = _DEFAULT_TILE
+        # A function of two points may make something of size d for each of them.
+        while isinstance(cost, costs.Custom) and size > 64 and size**2 * d > 2**20:
+            size //= 2
+        return Block(size, size, precision)
     pair = isinstance(batch_size, tuple | list)
     sizes = batch_size if pair else (batch_size, batch_size)
     if len(sizes) != 2:
@@ -282,22 +334,8 @@ def _block(batch_size: Any, precision: str) -> Block:
     return Block(rows, cols, precision)
 
 
-@jax.jit
-def _centre(x: jax.Array, y: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=2)
+def _centre(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """A point in the midst of both clouds, [d]; costs do not depend on which."""
-    return jax.lax.stop_gradient((x.mean(0) + y.mean(0)) / 2)
-
-
-@jax.jit
-def _relative_epsilon(geom: PointCloud, a: jax.Array, b: jax.Array) -> jax.Array:
-    stats = _statistics(geom, a, b)
-    unit = getattr(stats, geom.relative_epsilon or "std")
-    noise = 8 * jnp.finfo(geom.dtype).eps * jnp.abs(stats.max)
-    factor = _DEFAULT_EPSILON if geom.given_epsilon is None else geom.given_epsilon
-    return factor * jnp.where(unit > noise, unit, 1.0)
-
-
-@jax.jit
-def _statistics(geom: PointCloud, a: jax.Array, b: jax.Array) -> CostStatistics:
-    moments = operators.cost_moments(*jax.lax.stop_gradient((geom.pairs, a, b)))
-    return CostStatistics(moments.mean, jnp.sqrt(moments.deviation), moments.max)
+    mean_x, mean_y = (z.astype(dtype).mean(0) for z in (x, y))
+    return jax.lax.stop_gradient((mean_x + mean_y) / 2)

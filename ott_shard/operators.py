@@ -16,7 +16,7 @@ from jax.tree_util import register_dataclass
 
 from ott_shard import tile
 from ott_shard.collectives import Axes, axis_max, axis_sum
-from ott_shard.costs import CostFn
+from ott_shard.costs import BilinearCost, CostFn
 from ott_shard.mesh import exchange
 from ott_shard.tile import Block, Moments, Operands
 
@@ -61,6 +61,21 @@ class Pairs:
             col_axes=self.row_axes,
             block=self.block._replace(rows=self.block.cols, cols=self.block.rows),
         )
+
+    def magnitude(self) -> jax.Array:
+        """The size of the numbers that costs are computed from, scalar, O(n + m).
+
+        The rounding error of a cost is a few units in their last place.
+        """
+        cost, x, y = self.cost, self.x - self.centre, self.y - self.centre
+        if isinstance(cost, BilinearCost):
+            right = jnp.abs(cost.right(y)).max(axis=0)
+            size = (jnp.abs(cost.left(x)) * right).sum(axis=1).max()
+        else:
+            ends = (x, y[:1]), (x[:1], y)
+            sides = [cost.pairwise(*end, self.block.precision) for end in ends]
+            size = sum(jnp.abs(jnp.where(c < jnp.inf, c, 0.0)).max() for c in sides)
+        return size / self.scale
 
     def mirror(self, psi: jax.Array) -> jax.Array:
         """Move a vector that is split like y to where x is; n floats travel."""
@@ -171,7 +186,10 @@ def plan_cost(
 
 @jax.jit
 def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
-    """Moments of the costs with weights a_i b_j, as scalars; one pass."""
+    """Moments of the costs with weights a_i b_j, as scalars; one pass.
+
+    `deviation` of the result is the variance.
+    """
 
     def local(operands, _, __, col_args, epsilon, scale):
         own = tile.local_moments(pairs.block, operands, *col_args)
@@ -189,8 +207,9 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     # There is no potential here; any epsilon will do.
     unused = jnp.ones_like(pairs.scale)
     rows = _reduce_rows(pairs, local, (), (jnp.zeros_like(b), b, b), unused)
-    share = a / a.sum()
-    mean = jnp.sum(share * rows.mean)
-    variance = share * (rows.deviation / rows.weight + jnp.square(rows.mean - mean))
-    largest = jnp.max(jnp.where(a > 0, rows.max, -jnp.inf))
-    return Moments(a.sum() * b.sum(), mean, jnp.sum(variance), largest)
+    weight = a * rows.weight
+    total = weight.sum()
+    mean = jnp.sum(weight * rows.mean) / total
+    spread = a * (rows.deviation + rows.weight * jnp.square(rows.mean - mean))
+    largest = jnp.max(jnp.where(weight > 0, rows.max, -jnp.inf))
+    return Moments(total, mean, spread.sum() / total, largest)

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from ott_shard import _checks, mesh as meshes, operators
 from ott_shard.costs import CostFn
+from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.operators import Pairs
 
@@ -23,9 +24,10 @@ class Status(enum.IntEnum):
     """Why the iteration stopped; of several, the largest is the worst."""
 
     CONVERGED = 0
-    MAX_ITERATIONS = 1
-    NOT_FINITE = 2
-    INVALID_INPUT = 3
+    STALLED = 1
+    MAX_ITERATIONS = 2
+    NOT_FINITE = 3
+    INVALID_INPUT = 4
 
     @property
     def sentence(self) -> str:
@@ -34,20 +36,24 @@ class Status(enum.IntEnum):
 
 
 _SENTENCES = {
-    Status.CONVERGED: "the marginal error reached the threshold",
+    Status.CONVERGED: "the marginal error is within the threshold",
+    Status.STALLED: (
+        "rounding allows no smaller marginal error at this epsilon: (a) use float64, "
+        "(b) use a larger epsilon, or (c) raise the threshold above `error_floor`"
+    ),
     Status.MAX_ITERATIONS: (
         "max_iterations was reached before the threshold: (a) raise max_iterations, "
-        "(b) use a larger epsilon, or (c) if the errors no longer fall, the rounding "
-        "of this dtype is reached: raise the threshold or use float64"
+        "(b) use a larger epsilon, or (c) come down to it by an Epsilon schedule"
     ),
     Status.NOT_FINITE: (
-        "a NaN or an infinity appeared: (a) the points or weights contain one, or "
-        "(b) costs / epsilon overflow: use a larger epsilon or set scale_cost"
+        "a NaN or an infinity appeared: (a) the points or weights contain one, (b) "
+        "costs / epsilon overflow: use a larger epsilon or set scale_cost, or (c) all "
+        "pairs of some point are forbidden"
     ),
     Status.INVALID_INPUT: (
-        "the problem has no solution as posed: epsilon, scale_cost, tau_a or tau_b is "
-        "out of range, a weight is negative, or a and b differ in mass while "
-        "tau_a = tau_b = 1"
+        "the problem has no solution as posed: epsilon, scale_cost (a statistic of "
+        "costs may be negative), tau_a or tau_b is out of range, a weight is negative, "
+        "or a and b differ in mass while tau_a = tau_b = 1"
     ),
 }
 
@@ -61,7 +67,7 @@ class Problem:
         pairs: the padded, centred clouds.
         a: [n] padded weights of x, split like x.
         b: [m] padded weights of y, split like y.
-        epsilon: scalar, in units of cost.
+        schedule: epsilon, in units of cost.
         tau_a: scalar in (0, 1]; 1 keeps the marginal a exactly.
         tau_b: scalar in (0, 1].
     """
@@ -69,9 +75,14 @@ class Problem:
     pairs: Pairs
     a: jax.Array
     b: jax.Array
-    epsilon: jax.Array
+    schedule: Epsilon
     tau_a: jax.Array
     tau_b: jax.Array
+
+    @property
+    def epsilon(self) -> jax.Array:
+        """The regularisation, scalar: the target of the schedule."""
+        return self.schedule.target
 
     def to_rows(self, psi: jax.Array, known: jax.Array | None = None) -> jax.Array:
         """The c-transform of psi, [m] to [n]; `known` if only its derivative is not."""
@@ -101,6 +112,7 @@ class SinkhornOutput:
             penalties for tau < 1, in units of cost.
         marginal_error: scalar, L1 distance between the column sums of the plan and what
             they should be; the row sums are exact.
+        error_floor: scalar, an estimate of the error that rounding makes besides.
         errors: [ceil(max_iterations / inner_iterations)], the error at every check, -1
             for checks that did not take place.
         n_iters: int scalar, number of iterations.
@@ -113,6 +125,7 @@ class SinkhornOutput:
     psi: jax.Array
     reg_ot_cost: jax.Array
     marginal_error: jax.Array
+    error_floor: jax.Array
     errors: jax.Array
     n_iters: jax.Array
     code: jax.Array
@@ -146,7 +159,7 @@ class SinkhornOutput:
 
     @property
     def converged(self) -> jax.Array:
-        """Bool scalar: the error of the returned potentials is within the threshold."""
+        """Bool scalar: marginal_error + error_floor is within the threshold."""
         return self.code == Status.CONVERGED
 
     @property
@@ -166,11 +179,13 @@ class SinkhornOutput:
             RuntimeError: with the reason, its likely causes and what to try.
         """
         if self.status is not Status.CONVERGED:
+            where = _not_finite(self)
             raise RuntimeError(
-                f"Sinkhorn did not converge: {self.status.sentence}. Stopped after "
-                f"{np.max(self.n_iters)} iterations with marginal error "
-                f"{np.max(self.marginal_error):.3g} at epsilon "
-                f"{np.min(self.epsilon):.3g}"
+                f"Sinkhorn did not converge: {self.status.sentence}. "
+                + (f"Not finite: {where}. " if where else "")
+                + f"Stopped after {np.max(self.n_iters)} iterations with marginal "
+                f"error {np.max(self.marginal_error):.3g} (rounding makes about "
+                f"{np.max(self.error_floor):.1g}) at epsilon {np.min(self.epsilon):.3g}"
             )
 
     def apply(self, v: ArrayLike, axis: Literal[0, 1]) -> jax.Array:
@@ -258,6 +273,42 @@ class SinkhornOutput:
         costs = cost.pairwise(x, y, pairs.block.precision)
         exponents = self.f[:, None] + self.g[None, :] - costs / pairs.scale
         return jnp.exp(exponents / epsilon)
+
+
+def _not_finite(out: SinkhornOutput) -> str:
+    """What of a problem or its solution holds a NaN or an infinity, for people."""
+    p = out.problem
+    suspects = {
+        "x": p.pairs.x,
+        "y": p.pairs.y,
+        "a": p.a,
+        "b": p.b,
+        "epsilon": p.epsilon,
+        "scale_cost": p.pairs.scale,
+        "tau_a": p.tau_a,
+        "tau_b": p.tau_b,
+        "a parameter of the cost": jax.tree.leaves(p.pairs.cost),
+    }
+    if not (bad := _with_nan(suspects)):
+        # The potentials are made of all of these: they only count where no other does.
+        bad = _with_nan(
+            {"the potentials": (out.phi, out.psi), "the value": out.reg_ot_cost}
+        )
+    return ", ".join(bad)
+
+
+def _with_nan(suspects: dict[str, Any]) -> list[str]:
+    return [name for name, bad in _any_not_finite(suspects).items() if bad]
+
+
+@jax.jit
+def _any_not_finite(suspects: dict[str, Any]) -> dict[str, jax.Array]:
+    def bad(tree: Any) -> jax.Array:
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        counts = [jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves]
+        return sum(counts, jnp.int32(0)) > 0
+
+    return {name: bad(tree) for name, tree in suspects.items()}
 
 
 # Jitted: on several devices each operation on its own would be a program to compile.

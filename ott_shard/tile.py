@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from ott_shard.collectives import Axes, axis_sum, combine_lse, match_varying
-from ott_shard.costs import BilinearCost, CostFn, inner
+from ott_shard.costs import BilinearCost, CostFn
+from ott_shard.pairwise import inner
 
 Tree = Any
 
@@ -55,7 +57,10 @@ def exponent(precision: str, shared: Tree, rows: Tree, cols: Tree) -> jax.Array:
     (cost, centre, inverse_epsilon), x, (y, h) = shared, rows, cols
     if not isinstance(cost, BilinearCost):
         costs = cost.pairwise(x - centre, y - centre, precision)
-        return h[None, :] - costs * inverse_epsilon
+        # A forbidden pair has infinite cost; no derivative may meet the infinity.
+        allowed = costs != jnp.inf
+        z = h[None, :] - jnp.where(allowed, costs, 0.0) * inverse_epsilon
+        return jnp.where(allowed, z, -jnp.inf)
     left, right = cost.left(x - centre) * -inverse_epsilon, cost.right(y - centre)
     left = jnp.concatenate([left, jnp.ones_like(left[:, :1])], axis=1)
     return inner(left, jnp.concatenate([right, h[:, None]], axis=1), precision)
@@ -174,8 +179,9 @@ def _weighted_average(lse: Callable) -> Callable:
         out = lse(block, axes, *primals)
         average = jax.checkpoint(functools.partial(_local_average, block))
         # None is an empty pytree: what is not differentiated takes no part in the scan.
+        # In reverse mode the tangents' dtype is the one that gradients are summed in.
         dots = jax.tree.map(
-            lambda t: None if isinstance(t, jax.custom_derivatives.SymbolicZero) else t,
+            lambda t: None if isinstance(t, SymbolicZero) else t.astype(out.dtype),
             tangents[0],
         )
         return out, axis_sum(average(operands, dots, out, keep), axes)
@@ -222,7 +228,10 @@ def _partial_jvp(fn, primals, tangents):
             full[k] = value
         return fn(*jax.tree.unflatten(treedef, full))
 
-    return jax.jvp(fn_of_active, [leaves[k] for k in active], [dots[k] for k in active])
+    dots = [dots[k] for k in active]
+    # Points may be stored in fewer bits than their derivatives have.
+    values = [leaves[k].astype(t.dtype) for k, t in zip(active, dots, strict=True)]
+    return jax.jvp(fn_of_active, values, dots)
 
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
@@ -294,25 +303,25 @@ class Moments(NamedTuple):
 
 
 def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
-    """Moments of C_ij over the columns of this device with weights b_j, each [n]."""
+    """Moments of C_ij over the columns of this device with weights b_j, each [n].
+
+    Forbidden pairs, of infinite cost, do not count.
+    """
     (cost, centre, _), x, (y, _) = operands
 
     def body(carry, x, cols, keep):
         y, b = cols
         b = jnp.where(keep, b, 0.0)
         costs = cost.pairwise(x - centre, y - centre, block.precision)
-        costs = jnp.where(keep, costs, 0.0)
-        weight = jnp.broadcast_to(b.sum(), carry.weight.shape)
-        mean = (costs @ b) / jnp.where(weight > 0, weight, 1.0)
-        return carry.merge(
-            Moments(
-                weight,
-                mean,
-                jnp.square(costs - mean[:, None]) @ b,
-                jnp.where(keep, costs, -jnp.inf).max(axis=1),
-            )
-        )
+        counts = keep & (costs != jnp.inf)
+        share = jnp.where(counts, b, 0.0)
+        weight = share.sum(axis=1)
+        costs = jnp.where(counts, costs, 0.0)
+        mean = (share * costs).sum(axis=1) / jnp.where(weight > 0, weight, 1.0)
+        deviation = (share * jnp.square(costs - mean[:, None])).sum(axis=1)
+        top = jnp.where(counts, costs, -jnp.inf).max(axis=1)
+        return carry.merge(Moments(weight, mean, deviation, top))
 
-    zero = jnp.zeros(x.shape[0], x.dtype)
+    zero = jnp.zeros(x.shape[0], b.dtype)
     init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
     return fold_tiles(body, init, x, (y, b), b > 0, block)

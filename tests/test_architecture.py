@@ -10,9 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["collectives", "_checks"],
-    ["costs", "mesh"],
+    ["pairwise", "mesh", "epsilon"],
+    ["costs"],
     ["tile"],
     ["operators"],
+    ["units"],
     ["geometry"],
     ["solution"],
     ["sinkhorn"],

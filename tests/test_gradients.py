@@ -214,7 +214,7 @@ def test_statistics_are_constants_to_differentiation():
         return value(x, y, a, b, epsilon, mesh=mesh, **FIXED)
 
     geom = otts.PointCloud(x, y, mesh=mesh)
-    epsilon = geom.resolve_epsilon(geom.weights(a, 0), geom.weights(b, 1))
+    epsilon = geom.resolve(geom.weights(a, 0), geom.weights(b, 1)).epsilon
     gradient = jax.jit(jax.grad(loss))
     ref.assert_close(gradient(x, None), gradient(x, epsilon), 1e-5)
 
