@@ -28,7 +28,10 @@ class Config:
     demo: str | None
     n: int | None
     cost: str
+    scale_cost: float | str
     epsilon: float | None
+    epsilon_init: float | None
+    epsilon_decay: float
     epsilon_unit: Literal["absolute", "mean", "std"]
     tau_a: float
     tau_b: float

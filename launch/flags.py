@@ -37,6 +37,42 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("x"))
 
 
+# How many numbers follow the name of a cost.
+COST_NUMBERS = {
+    "sqeuclidean": 0,
+    "euclidean": 0,
+    "pnormp": 1,
+    "sqpnorm": 1,
+    "elastic": 2,
+    "cosine": 0,
+    "negdotproduct": 0,
+    "arccos": 1,
+}
+_UNITS = ("mean", "std", "max_cost", "max_norm", "max_bound")
+
+
+def split_cost(text: str) -> tuple[str, list[float]]:
+    """Name and numbers of "elastic:0.5,1".
+
+    Raises:
+        ValueError: if there is no such cost, or it has another number of numbers.
+    """
+    name, _, numbers = text.partition(":")
+    values = [float(number) for number in numbers.split(",")] if numbers else []
+    if len(values) != COST_NUMBERS.get(name):
+        raise ValueError(text)
+    return name, values
+
+
+def _cost(text: str) -> str:
+    split_cost(text)
+    return text
+
+
+def _scale(text: str) -> float | str:
+    return text if text in _UNITS else float(text)
+
+
 def count(low: int) -> Checked:
     """An integer, at least `low`."""
     form = f"an integer from {low} to {_MAX_COUNT}"
@@ -53,10 +89,24 @@ _POSITIVE = Checked(
     "a number greater than 0", float, lambda value: 0 < value < math.inf
 )
 _DURATION = Checked("a number, at least 0", float, lambda value: value >= 0)
+_DECAY = Checked(
+    "greater than 0 and at most 0.9999", float, lambda value: 0 < value <= 0.9999
+)
 _TAU = Checked(
     "greater than 0 and at most 1 (1 keeps the marginal)",
     float,
     lambda value: 0 < value <= 1,
+)
+_COST = Checked(
+    f"one of {', '.join(COST_NUMBERS)}, with its numbers, such as pnormp:1.5, "
+    "elastic:0.5,1 or arccos:1",
+    _cost,
+    lambda _: True,
+)
+_SCALE = Checked(
+    f"a number greater than 0 or one of {', '.join(_UNITS)}",
+    _scale,
+    lambda value: isinstance(value, str) or 0 < value < math.inf,
 )
 MESH = Checked("rows x cols, such as 4x2", sizes, lambda s: len(s) == 2 and min(s) > 0)
 TILE = Checked(
@@ -87,8 +137,13 @@ FLAGS = (
     ),
     Flag("n", "10000", count(1), None, "points per cloud of the demo (10000)"),
     Flag(
-        *("cost", "euclidean", _one_of("sqeuclidean", "euclidean"), "sqeuclidean"),
-        "|x - y|^2: sqeuclidean, |x - y|: euclidean",
+        *("cost", "pnormp:1.5", _COST, "sqeuclidean"),
+        "sqeuclidean (|x - y|^2), euclidean, pnormp:P, sqpnorm:P, elastic:L1,L2, "
+        "cosine, negdotproduct or arccos:N, as in ott_shard.costs",
+    ),
+    Flag(
+        *("scale_cost", "mean", _SCALE, 1.0),
+        f"costs are divided by this number, or by their {', '.join(_UNITS)}",
     ),
     Flag(
         *("epsilon", "0.05", _POSITIVE, None),
@@ -97,6 +152,14 @@ FLAGS = (
     Flag(
         *("epsilon_unit", "mean", _one_of("absolute", "mean", "std"), "absolute"),
         "epsilon is absolute, or a multiple of the mean or std of all costs",
+    ),
+    Flag(
+        *("epsilon_init", "1", _POSITIVE, None),
+        "epsilon comes down from this, in the same unit (it is constant)",
+    ),
+    Flag(
+        *("epsilon_decay", "0.9", _DECAY, 0.9),
+        "by this factor at every iteration, if it comes down",
     ),
     Flag("tau_a", "0.9", _TAU, 1.0, "marginal of x: 1 exact, below 1 relaxed"),
     Flag("tau_b", "0.9", _TAU, 1.0, "marginal of y, likewise"),

@@ -12,6 +12,8 @@ import ott_shard as otts
 
 from .config import Config
 from .data import Clouds
+from .errors import BadInput
+from .flags import split_cost
 
 Progress = Callable[[str, int, float, float], None]
 # Solutions, in the order of TERMS.
@@ -20,7 +22,16 @@ Compute = Callable[[Config, Mesh, Clouds, Progress | None], tuple[jax.Array, Ter
 
 # The pairs of clouds that solutions are between; the first is the one to save.
 TERMS = ("xy", "xx", "yy")
-COSTS = {"sqeuclidean": otts.costs.SqEuclidean, "euclidean": otts.costs.Euclidean}
+COSTS = {
+    "sqeuclidean": otts.costs.SqEuclidean,
+    "euclidean": otts.costs.Euclidean,
+    "pnormp": otts.costs.PNormP,
+    "sqpnorm": otts.costs.SqPNorm,
+    "elastic": otts.costs.Elastic,
+    "cosine": otts.costs.Cosine,
+    "negdotproduct": otts.costs.NegDotProduct,
+    "arccos": otts.costs.Arccos,
+}
 
 
 class Task(NamedTuple):
@@ -88,15 +99,37 @@ TASKS = {
 
 
 def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
-    sizes, unit = config.batch_size, config.epsilon_unit
+    sizes = config.batch_size
     return dict(
-        cost_fn=COSTS[config.cost](),
-        epsilon=config.epsilon,
-        relative_epsilon=None if unit == "absolute" else unit,
+        cost_fn=_cost(config),
+        **_epsilon(config),
+        scale_cost=config.scale_cost,
         batch_size=sizes[0] if sizes and len(sizes) == 1 else sizes,
         mesh=mesh,
         precision=config.precision,
     )
+
+
+def _cost(config: Config) -> otts.costs.CostFn:
+    name, numbers = split_cost(config.cost)
+    try:
+        return COSTS[name](*(int(v) if v.is_integer() else v for v in numbers))
+    except ValueError as error:
+        raise BadInput(f"--cost={config.cost}: {error}") from None
+
+
+def _epsilon(config: Config) -> dict[str, Any]:
+    unit = None if config.epsilon_unit == "absolute" else config.epsilon_unit
+    if config.epsilon_init is None:
+        return dict(epsilon=config.epsilon, relative_epsilon=unit)
+    target = config.epsilon
+    if target is None:  # the library's default, which a schedule must name
+        target, unit = 0.05, unit or "std"
+    try:
+        schedule = otts.Epsilon(target, config.epsilon_init, config.epsilon_decay)
+    except ValueError as error:
+        raise BadInput(f"--epsilon_init={config.epsilon_init:g}: {error}") from None
+    return dict(epsilon=schedule, relative_epsilon=unit)
 
 
 def _solve_options(config: Config, progress: Progress | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -80,22 +80,22 @@ def scalar(
     return jnp.asarray(value, dtype=dtype)
 
 
-def working_dtype(given: Mapping[str, Any], arrays: Iterable[Any]) -> Any:
-    """float64 if one of `arrays` is, and x64 is on; otherwise float32.
-
-    Warns where x64 is off if `given`, the arrays by name as they came, has a float64.
-    """
+def working_dtype(*arrays: jax.Array | np.ndarray) -> Any:
+    """float64 if one of `arrays` is, and x64 is on; otherwise float32."""
     wide = any(_bytes_of_float(x) > 4 for x in arrays)
-    dtype = jnp.dtype(jnp.result_type(float) if wide else jnp.float32)
-    asked = [name for name, x in given.items() if _bytes_of_float(x) > 4]
-    if dtype == jnp.float32 and asked:
+    return jnp.dtype(jnp.result_type(float) if wide else jnp.float32)
+
+
+def warn_if_narrowed(dtype: Any, **given: Any) -> None:
+    """Warn of arrays that came, under these names, as float64 and become float32."""
+    wide = [name for name, x in given.items() if _bytes_of_float(x) > 4]
+    if wide and dtype == jnp.float32:
         warnings.warn(
-            f"{' and '.join(asked)} came as float64 but will be float32, for x64 is "
+            f"{' and '.join(wide)} came as float64 but will be float32, for x64 is "
             "off: call jax.config.update('jax_enable_x64', True) first to compute in "
             "float64, or pass .astype(numpy.float32) to say that float32 is meant",
             stacklevel=3,
         )
-    return dtype
 
 
 def _bytes_of_float(x: Any) -> int:

@@ -335,6 +335,7 @@ class Arccos:
             kernel = sin + rest * cos
         else:
             kernel = 3 * sin * cos + rest * (1 + 2 * cos**2)
+        kernel = jnp.maximum(kernel, 0.0)  # rounding of opposite vectors
         x_length, y_length = (power(sqnorm(z), 0.5) ** self.n for z in (x, y))
         return -jnp.log(x_length * y_length.T * kernel / jnp.pi + self.ridge)
 

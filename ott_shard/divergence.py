@@ -180,10 +180,10 @@ def sinkhorn_divergence(
     a_cols, b_rows = pairs.T.mirror(a), pairs.mirror(b)
     outputs = [
         term("xy", geom, a, b),
-        term("xx", geom.against_itself(0), a, a_cols),
+        term("xx", geom.against_itself(0, a), a, a_cols),
     ]
     if not static_b:
-        outputs.append(term("yy", geom.against_itself(1), b_rows, b))
+        outputs.append(term("yy", geom.against_itself(1, b_rows), b_rows, b))
     values = [out.reg_ot_cost for out in outputs]
     divergence = _debias(values, geom.schedule.target, a, b)
     return divergence, SinkhornDivergenceOutput(divergence, tuple(outputs))

@@ -48,7 +48,7 @@ class Epsilon:
             self.checked(None)
 
     def checked(self, dtype: np.dtype | type | None) -> "Epsilon":
-        """The schedule in `dtype` (None: as it is), refused if a scalar is out of range."""
+        """The schedule in `dtype` (None: as it is), refused if out of range."""
         target = _checks.scalar("epsilon", self.target, dtype=dtype)
         init = _checks.scalar("init", self.init, dtype=dtype)
         decay = _checks.scalar("decay", self.decay, up_to=_SLOWEST, dtype=dtype)

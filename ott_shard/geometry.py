@@ -10,11 +10,11 @@ Conventions of the whole package, which are OTT's:
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import register_pytree_node_class
@@ -74,8 +74,8 @@ class PointCloud:
     Memory is O(n d / rows + m d / cols + tile) on a device.
 
     Example:
-        >>> import numpy as np, ott_shard as otts
-        >>> x, y = np.eye(3), np.ones((2, 3))
+        >>> import jax.numpy as jnp, ott_shard as otts
+        >>> x, y = jnp.eye(3), jnp.ones((2, 3))
         >>> geom = otts.PointCloud(x, y, epsilon=0.1)
         >>> geom.shape, round(float(geom.mean_cost), 3)
         ((3, 2), 2.0)
@@ -102,7 +102,7 @@ class PointCloud:
         precision: Literal["default", "high", "highest"] = "highest",
     ):
         arrays = _checks.real_array("x", x), _checks.real_array("y", y)
-        dtype = _checks.working_dtype({"x": x, "y": y}, arrays)
+        dtype = _checks.working_dtype(*arrays)
         xs, ys = (_checks.points(*p, dtype) for p in zip("xy", arrays, strict=True))
         if xs.shape[1] != ys.shape[1]:
             raise ValueError(
@@ -118,6 +118,7 @@ class PointCloud:
             epsilon = Epsilon.constant(number)
         relative_scale = scale_cost if isinstance(scale_cost, str) else None
         _checks.choice("precision", precision, _PRECISIONS)
+        _checks.warn_if_narrowed(dtype, x=x, y=y)
         mesh = meshes.resolve_mesh(mesh, xs)
         row_axes, col_axes = meshes.axes_of(mesh)
         rows = meshes.place(xs, mesh, row_axes)
@@ -129,7 +130,7 @@ class PointCloud:
         pairs = Pairs(
             x=rows,
             y=cols,
-            centre=_centre(rows, cols, dtype) * cost.translation_invariant,
+            centre=jnp.zeros(xs.shape[1], dtype),
             scale=_checks.scalar("scale_cost", scale, dtype=dtype),
             cost=cost,
             mesh=mesh,
@@ -189,10 +190,11 @@ class PointCloud:
         """The ground cost."""
         return self.pairs.cost
 
-    def against_itself(self, axis: Literal[0, 1]) -> "PointCloud":
+    def against_itself(self, axis: Literal[0, 1], weights: jax.Array) -> "PointCloud":
         """The geometry of (x, x) for axis 0 or of (y, y) for axis 1, if resolved.
 
         The cloud moves between the rows and the columns of the mesh piece by piece.
+        `weights` are those of its rows.
         """
         pairs, size = self.pairs, self.shape[axis]
         if axis == 0:
@@ -200,9 +202,7 @@ class PointCloud:
         else:
             pairs = dataclasses.replace(pairs, x=pairs.mirror(pairs.y))
         # Its own centre keeps more digits when the two clouds are far apart.
-        centre = _centre(pairs.x, pairs.y, self.dtype)
-        centre *= pairs.cost.translation_invariant
-        pairs = dataclasses.replace(pairs, centre=centre)
+        pairs = units.centred(pairs, weights, pairs.T.mirror(weights))
         return self._resolved(pairs, self.schedule, size, size)
 
     @staticmethod
@@ -273,15 +273,15 @@ class PointCloud:
         return self.resolve(self.weights(None, 0), self.weights(None, 1))
 
     def resolve(self, a: jax.Array, b: jax.Array) -> "PointCloud":
-        """The same with scale and epsilon as numbers, for padded weights a and b.
+        """The same, centred, with scale and epsilon as numbers, for padded weights.
 
-        One pass if either is a statistic, else none.
+        One pass if scale or epsilon is a statistic, else none.
         """
+        pairs, schedule = units.centred(self.pairs, a, b), self.schedule
         relative = self.relative_epsilon, self.relative_scale
-        if relative == (None, None):
-            return self
-        scale, schedule = units.resolve(self.pairs, self.schedule, a, b, *relative)
-        pairs = dataclasses.replace(self.pairs, scale=scale)
+        if relative != (None, None):
+            scale, schedule = units.resolve(pairs, schedule, a, b, *relative)
+            pairs = dataclasses.replace(pairs, scale=scale)
         return self._resolved(pairs, schedule, self.n, self.m)
 
 
@@ -332,10 +332,3 @@ def _block(batch_size: Any, precision: str, cost: costs.CostFn, d: int) -> Block
         )
     rows, cols = (_checks.integer("batch_size", size) for size in sizes)
     return Block(rows, cols, precision)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _centre(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
-    """A point in the midst of both clouds, [d]; costs do not depend on which."""
-    mean_x, mean_y = (z.astype(dtype).mean(0) for z in (x, y))
-    return jax.lax.stop_gradient((mean_x + mean_y) / 2)

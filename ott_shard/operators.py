@@ -16,7 +16,7 @@ from jax.tree_util import register_dataclass
 
 from ott_shard import tile
 from ott_shard.collectives import Axes, axis_max, axis_sum
-from ott_shard.costs import BilinearCost, CostFn
+from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
 from ott_shard.tile import Block, Moments, Operands
 
@@ -62,21 +62,6 @@ class Pairs:
             block=self.block._replace(rows=self.block.cols, cols=self.block.rows),
         )
 
-    def magnitude(self) -> jax.Array:
-        """The size of the numbers that costs are computed from, scalar, O(n + m).
-
-        The rounding error of a cost is a few units in their last place.
-        """
-        cost, x, y = self.cost, self.x - self.centre, self.y - self.centre
-        if isinstance(cost, BilinearCost):
-            right = jnp.abs(cost.right(y)).max(axis=0)
-            size = (jnp.abs(cost.left(x)) * right).sum(axis=1).max()
-        else:
-            ends = (x, y[:1]), (x[:1], y)
-            sides = [cost.pairwise(*end, self.block.precision) for end in ends]
-            size = sum(jnp.abs(jnp.where(c < jnp.inf, c, 0.0)).max() for c in sides)
-        return size / self.scale
-
     def mirror(self, psi: jax.Array) -> jax.Array:
         """Move a vector that is split like y to where x is; n floats travel."""
         return exchange(psi, self.mesh, self.col_axes, self.row_axes)
@@ -89,19 +74,23 @@ def _reduce_rows(
     col_args: tuple[jax.Array, ...],
     epsilon: jax.Array,
 ) -> Any:
-    """Run `local(operands, keep, row_args, col_args, epsilon, scale)` on every device.
+    """Run `local(operands, keep, row_args, col_args, sharpness, scale)` on all devices.
 
     `col_args` starts with the potential psi and the weights b, from which the bias
     h_j = log b_j + psi_j / eps is made; a column of weight 0 is not kept. The result
     has one entry per row of x, split like x.
+
+    `sharpness` is 1 / eps, and all that is to be divided by eps is multiplied by it:
+    its rounding then is that of epsilon, the same everywhere, and not one of the large
+    numbers whose difference is the exponent.
     """
 
     def on_device(x, y, row_args, col_args, cost, centre, scale, epsilon):
         psi, b, *others = col_args
-        keep = b > 0
-        h = jnp.log(jnp.where(keep, b, 1.0)) + psi / epsilon
-        operands = Operands((cost, centre, 1 / (epsilon * scale)), x, (y, h))
-        return local(operands, keep, row_args, others, epsilon, scale)
+        keep, sharpness = b > 0, 1 / epsilon
+        h = jnp.log(jnp.where(keep, b, 1.0)) + psi * sharpness
+        operands = Operands((cost, centre, sharpness / scale), x, (y, h))
+        return local(operands, keep, row_args, others, sharpness, scale)
 
     rows, cols = PartitionSpec(pairs.row_axes), PartitionSpec(pairs.col_axes)
     everywhere = (PartitionSpec(),) * 4
@@ -138,11 +127,11 @@ def softmin(
         m d / cols + tile) memory forward and backward, two all-reduces of n / rows.
     """
 
-    def local(operands, keep, known, _, epsilon, scale):
+    def local(operands, keep, known, _, sharpness, scale):
         args = pairs.block, pairs.col_axes, operands, keep
         if known is None:
-            return -epsilon * tile.local_lse(*args)
-        return -epsilon * tile.local_known_lse(*args, -known / epsilon)
+            return -tile.local_lse(*args) / sharpness
+        return -tile.local_known_lse(*args, -known * sharpness) / sharpness
 
     return _reduce_rows(pairs, local, known, (potential, weights), epsilon)
 
@@ -157,9 +146,9 @@ def apply_plan(
 ) -> jax.Array:
     """sum_j P_ij v_j, [m, k] to [n, k]; one all-reduce."""
 
-    def local(operands, keep, row_args, col_args, epsilon, scale):
+    def local(operands, keep, row_args, col_args, sharpness, scale):
         (phi, a), (values,) = row_args, col_args
-        sums = tile.local_apply(pairs.block, operands, phi / epsilon, values, keep)
+        sums = tile.local_apply(pairs.block, operands, phi * sharpness, values, keep)
         return a[:, None] * axis_sum(sums, pairs.col_axes)
 
     (phi, psi), (a, b) = potentials, weights
@@ -175,9 +164,9 @@ def plan_cost(
 ) -> jax.Array:
     """sum_j P_ij C_ij, [n]; one all-reduce."""
 
-    def local(operands, keep, row_args, _, epsilon, scale):
+    def local(operands, keep, row_args, _, sharpness, scale):
         phi, a = row_args
-        sums = tile.local_plan_cost(pairs.block, operands, phi / epsilon, keep)
+        sums = tile.local_plan_cost(pairs.block, operands, phi * sharpness, keep)
         return a * axis_sum(sums, pairs.col_axes) / scale
 
     (phi, psi), (a, b) = potentials, weights
@@ -191,7 +180,7 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     `deviation` of the result is the variance.
     """
 
-    def local(operands, _, __, col_args, epsilon, scale):
+    def local(operands, _, __, col_args, ___, scale):
         own = tile.local_moments(pairs.block, operands, *col_args)
         total = axis_sum(own.weight, pairs.col_axes)
         some = jnp.where(total > 0, total, 1.0)
@@ -213,3 +202,20 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     spread = a * (rows.deviation + rows.weight * jnp.square(rows.mean - mean))
     largest = jnp.max(jnp.where(weight > 0, rows.max, -jnp.inf))
     return Moments(total, mean, spread.sum() / total, largest)
+
+
+@jax.jit
+def cost_size(pairs: Pairs) -> jax.Array:
+    """The size of the numbers that costs are computed from, scalar; from a sample.
+
+    The rounding error of a cost is a few units in their last place.
+    """
+
+    def local(operands, *_):
+        size = tile.local_cost_size(operands, pairs.block.precision)
+        return axis_max(size, pairs.col_axes)
+
+    unused = jnp.ones_like(pairs.scale)
+    # One number from every device, as if it were its row.
+    columns = (jnp.zeros(len(pairs.y), unused.dtype), jnp.ones(len(pairs.y)))
+    return _reduce_rows(pairs, local, (), columns, unused).max() / pairs.scale

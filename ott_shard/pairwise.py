@@ -96,7 +96,7 @@ def sum_of_powers(p: float, x: jax.Array, y: jax.Array) -> jax.Array:
 def power(t: jax.Array, p: float) -> jax.Array:
     """t^p for t >= 0 and p > 0, with derivative 0 at 0."""
     if p == 1:
-        return t
+        return jnp.where(t > 0, t, 0.0)
     if p == 2:
         return t * t
     some = jnp.where(t > 0, t, 1.0)
@@ -110,7 +110,8 @@ def unit(x: jax.Array) -> jax.Array:
     """
     size = lax.stop_gradient(jnp.max(jnp.abs(x), axis=1, keepdims=True))
     zero = size == 0
-    x = x / jnp.where(zero, 1.0, size)  # its square neither overflows nor underflows
+    # Its square neither overflows nor underflows; a zero vector has no direction.
+    x = jnp.where(zero, 0.0, x / jnp.where(zero, 1.0, size))
     length = jnp.sqrt(jnp.where(zero, 1.0, sqnorm(x)))
     return jnp.concatenate([x / length, zero.astype(x.dtype)], axis=1)
 

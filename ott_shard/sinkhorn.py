@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ott_shard import _checks
+from ott_shard import _checks, operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.solution import Problem, SinkhornOutput, Status
@@ -61,7 +61,8 @@ class State(NamedTuple):
         iteration: how many are done.
         error: of the marginal, at the last check.
         errors: at all checks.
-        floor: the error that rounding makes, about.
+        size: of the numbers that costs are computed from.
+        floor: the error that rounding makes besides, about.
         lowest: the smallest error at the target epsilon.
         stale: how many checks ago that was.
     """
@@ -72,6 +73,7 @@ class State(NamedTuple):
     iteration: jax.Array
     error: jax.Array
     errors: jax.Array
+    size: jax.Array
     floor: jax.Array
     lowest: jax.Array
     stale: jax.Array
@@ -129,8 +131,8 @@ def solve(
         unbalanced optimal transport problems, 2018, for tau < 1.
 
     Example:
-        >>> import numpy as np, ott_shard as otts
-        >>> x = np.linspace(0, 1, 5)[:, None]
+        >>> import jax.numpy as jnp, ott_shard as otts
+        >>> x = jnp.linspace(0, 1, 5)[:, None]
         >>> out = otts.solve(otts.PointCloud(x, x + 1, epsilon=0.1))
         >>> bool(out.converged), round(float(out.reg_ot_cost), 3)
         (True, 1.095)
@@ -214,6 +216,7 @@ def _start(data, limits: Limits) -> tuple[Problem, State]:
         iteration=jnp.int32(0),
         error=unknown,
         errors=jnp.full(checks, -1, psi.dtype),
+        size=operators.cost_size(problem.pairs),
         floor=unknown,
         lowest=unknown,
         stale=jnp.int32(0),
@@ -278,7 +281,8 @@ def _advance(problem: Problem, state: State, limits: Limits, symmetric: bool) ->
         iteration,
         error,
         errors=state.errors.at[check].set(error),
-        floor=_error_floor(now, phi, psi),
+        size=state.size,
+        floor=_error_floor(now, phi, psi, state.size),
         lowest=jnp.where(at_target, jnp.fmin(error, state.lowest), state.lowest),
         stale=jnp.where(better, 0, state.stale + 1),
     )
@@ -303,15 +307,17 @@ def _marginal_error(problem: Problem, psi, transform) -> jax.Array:
     return jnp.sum(problem.b * jnp.abs(sums - wanted))
 
 
-def _error_floor(problem: Problem, phi, psi) -> jax.Array:
-    """The L1 error that rounding of the exponents makes, rather less (BUILD_NOTES M7).
+def _error_floor(problem: Problem, phi, psi, size) -> jax.Array:
+    """The L1 error that rounding of the exponents makes, seldom more (BUILD_NOTES M7).
 
     The plan is exp((phi + psi - C) / eps): all three are rounded, C to a part of what
-    it is computed from.
+    it is computed from. Over many points the errors spread; one heavy point has its
+    own in full.
     """
-    size = jnp.abs(phi).max() + jnp.abs(psi).max() + problem.pairs.magnitude()
-    rounding = jnp.finfo(phi.dtype).eps / 2
-    return rounding * (size / (2 * problem.epsilon) + 4) * problem.b.sum()
+    size += jnp.abs(phi).max() + jnp.abs(psi).max()
+    heaviest = jnp.maximum(*(w.max() / w.sum() for w in (problem.a, problem.b)))
+    rounding = jnp.finfo(phi.dtype).eps / 2 * problem.b.sum()
+    return rounding * (4 + (0.5 + heaviest) * size / problem.epsilon)
 
 
 def _inverse_rho(epsilon, tau):

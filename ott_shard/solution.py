@@ -203,9 +203,9 @@ class SinkhornOutput:
             ValueError: if v does not have one row per point or axis is not 0 or 1.
 
         Example:
-            >>> import numpy as np, ott_shard as otts
-            >>> geom = otts.PointCloud(np.eye(3), np.ones((2, 3)), epsilon=0.1)
-            >>> otts.solve(geom).apply(np.ones(2), axis=1).round(4)
+            >>> import jax.numpy as jnp, ott_shard as otts
+            >>> geom = otts.PointCloud(jnp.eye(3), jnp.ones((2, 3)), epsilon=0.1)
+            >>> otts.solve(geom).apply(jnp.ones(2), axis=1).round(4)
             Array([0.3333, 0.3333, 0.3333], dtype=float32)
         """
         _checks.choice("axis", axis, (0, 1))

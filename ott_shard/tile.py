@@ -24,6 +24,9 @@ from ott_shard.pairwise import inner
 
 Tree = Any
 
+# So many points of a device tell the size of its costs.
+_SAMPLE = 128
+
 
 class Block(NamedTuple):
     """The most rows and columns that a tile may have, and the precision of its dots."""
@@ -325,3 +328,14 @@ def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
     zero = jnp.zeros(x.shape[0], b.dtype)
     init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
     return fold_tiles(body, init, x, (y, b), b > 0, block)
+
+
+def local_cost_size(operands: Operands, precision: str) -> jax.Array:
+    """The largest term of a cost among some pairs of this device, [1]."""
+    (cost, centre, _), x, (y, _) = operands
+    x, y = (z[:: -(-len(z) // _SAMPLE)] - centre for z in (x, y))
+    if isinstance(cost, BilinearCost):
+        size = inner(jnp.abs(cost.left(x)), jnp.abs(cost.right(y)), precision)
+    else:
+        size = jnp.abs(cost.pairwise(x, y, precision))
+    return jnp.where(size < jnp.inf, size, 0.0).max(keepdims=True)[0]

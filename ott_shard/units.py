@@ -4,6 +4,7 @@ Statistics are weighted by a_i b_j, so points of weight zero do not count, and n
 do forbidden pairs. They are constants to differentiation.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -43,6 +44,16 @@ def check(relative_epsilon: Any, scale_cost: Any, cost: CostFn) -> None:
             f"scale_cost must be a number or one of {_OF_COSTS} for {cost}, got "
             f"{scale_cost!r}, which needs a norm of points"
         )
+
+
+@jax.jit
+def centred(pairs: Pairs, a: jax.Array, b: jax.Array) -> Pairs:
+    """The same pairs with their centre of mass as centre, if costs are free of it."""
+    if not pairs.cost.translation_invariant:
+        return pairs
+    x, y, a, b = jax.lax.stop_gradient((pairs.x, pairs.y, a, b))
+    mean_x, mean_y = (w @ z / w.sum() for z, w in ((x, a), (y, b)))
+    return dataclasses.replace(pairs, centre=(mean_x + mean_y) / 2)
 
 
 @jax.jit

@@ -334,11 +334,17 @@ def divergence(
     """Debiased divergence after so many iterations of its terms xy, xx, yy."""
     x, y, a, b = problem.x, problem.y, problem.a, problem.b
     cost, taus = COSTS[name], {"tau_a": tau_a, "tau_b": tau_b}
-    xy, xx, yy = (int(k) for k in iterations)
+    xy, *own = (int(k) for k in iterations)
+
+    def alone(z: Array, w: Array, iterations: int) -> Solution:
+        if tau_a == tau_b:
+            return symmetric(cost(z, z), w, epsilon, iterations=iterations, tau=tau_a)
+        return sinkhorn(cost(z, z), w, w, epsilon, iterations=iterations, **taus)
+
     return Divergence(
         sinkhorn(cost(x, y), a, b, epsilon, iterations=xy, **taus),
-        symmetric(cost(x, x), a, epsilon, iterations=xx, tau=tau_a),
-        symmetric(cost(y, y), b, epsilon, iterations=yy, tau=tau_b),
+        alone(x, a, own[0]),
+        alone(y, b, own[1]),
     )
 
 

@@ -101,9 +101,71 @@ BAD_GEOMETRIES = {
         "scale_cost.*-1",
     ),
     "scale_cost text": (
-        lambda: otts.PointCloud(X, Y, scale_cost="std"),
+        lambda: otts.PointCloud(X, Y, scale_cost="largest"),
+        ValueError,
+        "scale_cost must be one of.*max_bound.*largest",
+    ),
+    "scale_cost median": (
+        lambda: otts.PointCloud(X, Y, scale_cost="median"),
+        ValueError,
+        "scale_cost must not be 'median'.*subsample",
+    ),
+    "scale_cost without norm": (
+        lambda: otts.PointCloud(
+            X, Y, cost_fn=otts.costs.Euclidean(), scale_cost="max_norm"
+        ),
+        ValueError,
+        "scale_cost must be a number or one of.*Euclidean.*max_norm",
+    ),
+    "cost of a vector": (
+        lambda: otts.PointCloud(X, Y, cost_fn=lambda x, y: x - y),
         TypeError,
-        "scale_cost.*std",
+        r"cost_fn must give one number of float32.*\(1, 1, 2\)",
+    ),
+    "cost of one point": (
+        lambda: otts.PointCloud(X, Y, cost_fn=lambda x: x.sum()),
+        TypeError,
+        r"cost_fn must take two points of shape \[2\]",
+    ),
+    "cost of ints": (
+        lambda: otts.PointCloud(X, Y, cost_fn=lambda x, y: 1),
+        TypeError,
+        "cost_fn must give one number of float32.*int32",
+    ),
+    "power below 1": (lambda: otts.costs.PNormP(0.5), ValueError, "p must be.*0.5"),
+    "power inf": (lambda: otts.costs.SqPNorm(np.inf), ValueError, "p must be.*inf"),
+    "power text": (lambda: otts.costs.PNormP("2"), ValueError, "p must be.*'2'"),
+    "elastic": (lambda: otts.costs.Elastic(l1=-1.0), ValueError, "l1 must be.*-1"),
+    "arccos": (lambda: otts.costs.Arccos(3), ValueError, r"n must be one of.*3"),
+    "ridge": (lambda: otts.costs.Arccos(1, 0.0), ValueError, "ridge must be.*0"),
+    "schedule up": (
+        lambda: otts.Epsilon(1.0, init=0.5, decay=0.9),
+        ValueError,
+        "init must be at least the target 1, got 0.5",
+    ),
+    "schedule without end": (
+        lambda: otts.Epsilon(0.1, init=1.0, decay=1.0),
+        ValueError,
+        "decay must be greater than 0 and at most 0.9999, got 1",
+    ),
+    "schedule target": (
+        lambda: otts.Epsilon(0.0, init=1.0, decay=0.5),
+        ValueError,
+        "epsilon must be greater than 0.*got 0",
+    ),
+    "schedule of arrays": (
+        lambda: otts.PointCloud(
+            X, Y, epsilon=otts.Epsilon(np.ones(2), init=1.0, decay=0.5)
+        ),
+        ValueError,
+        r"epsilon must be a scalar, got shape \(2,\)",
+    ),
+    "schedule in an array": (
+        lambda: otts.PointCloud(
+            X, Y, epsilon=otts.Epsilon(np.float32(1), init=np.float32(0.5), decay=0.9)
+        ),
+        ValueError,
+        "init must be at least the target 1, got 0.5",
     ),
     "batch_size 0": (
         lambda: otts.PointCloud(X, Y, batch_size=0),

@@ -129,6 +129,36 @@ def test_solve_from_files(tmp_path, capsys):
         assert word in captured.out
 
 
+def test_cost_unit_and_schedule(tmp_path):
+    p = ref.problem(13, 21)
+    np.save(tmp_path / "x.npy", p.x)
+    np.save(tmp_path / "y.npy", p.y)
+    out = tmp_path / "out"
+    code = main(
+        f"solve --x={tmp_path}/x.npy --y={tmp_path}/y.npy --cost=elastic:0.5,2 "
+        "--scale_cost=max_cost --epsilon=0.02 --epsilon_unit=std --epsilon_init=1 "
+        f"--epsilon_decay=0.8 --mesh=4x2 --out={out}".split()
+    )
+    geom = otts.PointCloud(
+        *(p.x.astype(np.float32), p.y.astype(np.float32)),
+        cost_fn=otts.costs.Elastic(0.5, 2),
+        scale_cost="max_cost",
+        epsilon=otts.Epsilon(0.02, init=1.0, decay=0.8),
+        relative_epsilon="std",
+        mesh=otts.make_mesh(4, 2),
+    )
+    want, record = otts.solve(geom), read_record(out)
+    assert code == 0 and bool(want.converged)
+    for name in ("reg_ot_cost", "epsilon", "n_iters", "error_floor"):
+        np.testing.assert_allclose(record[name], getattr(want, name), rtol=1e-6)
+    np.testing.assert_allclose(record["scale_cost"], geom.scale_cost, rtol=1e-6)
+    # The default epsilon has a unit, and its schedule the same one.
+    arguments = f"solve --x={tmp_path}/x.npy --y={tmp_path}/y.npy --mesh=4x2 "
+    assert main(f"{arguments} --epsilon_init=0.5 --out={out}".split()) == 0
+    default = otts.PointCloud(geom.x, geom.y, mesh=geom.mesh)
+    np.testing.assert_allclose(read_record(out)["epsilon"], default.epsilon, rtol=1e-6)
+
+
 def test_divergence_in_a_process(tmp_path):
     """The main job as people start it, against the library in this process."""
     out = tmp_path / "out"

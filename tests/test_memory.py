@@ -12,39 +12,55 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
+from test_costs import COSTS
 
 import ott_shard as otts
 
 MIB = 2**20
-COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
+USUAL = ("SqEuclidean", "PNormP(1.5)", "Custom")  # the others are slow
 
 
-def compile_gradient(n, d, mesh, name="SqEuclidean", **options):
-    """value_and_grad of the divergence with respect to both clouds, compiled."""
+def compile_gradient(n, d, mesh, name="SqEuclidean", dtype=jnp.float32, **options):
+    """value_and_grad of the divergence with respect to both clouds, compiled.
+
+    tau may be below 1: it is traced.
+    """
 
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
-    def both(x, y, epsilon):
-        value, _ = otts.sinkhorn_divergence(
-            x, y, epsilon=epsilon, cost_fn=COSTS[name], mesh=mesh, **options
-        )
-        return value
+    def both(x, y, epsilon, tau):
+        options.update(cost_fn=COSTS[name], mesh=mesh, tau_a=tau, tau_b=tau)
+        return otts.sinkhorn_divergence(x, y, epsilon=epsilon, **options)[0]
 
     def cloud(axis):
         sharding = NamedSharding(mesh, P(axis))
-        return jax.ShapeDtypeStruct((n, d), jnp.float32, sharding=sharding)
+        return jax.ShapeDtypeStruct((n, d), dtype, sharding=sharding)
 
-    epsilon = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(both).lower(cloud("rows"), cloud("cols"), epsilon).compile()
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    arguments = cloud("rows"), cloud("cols"), number, number
+    return jax.jit(both).lower(*arguments).compile()
 
 
 def temp_bytes(compiled):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in COSTS],
+)
 def test_one_device(name):
     compiled = compile_gradient(50_000, 2, otts.make_mesh(1, 1), name)
     assert temp_bytes(compiled) < 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in USUAL[1:] else pytest.param(n, marks=pytest.mark.slow) for n in COSTS],
+)
+def test_no_tile_times_d(name):
+    """Sums over 64 coordinates do not keep their terms: a tile of those is 256 MiB."""
+    compiled = compile_gradient(10_000, 64, otts.make_mesh(1, 1), name)
+    assert temp_bytes(compiled) < 128 * MIB
 
 
 def test_small_tiles_of_many_points():

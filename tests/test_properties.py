@@ -1,0 +1,463 @@
+"""Properties of every problem: what a change of the input does to the solution.
+
+Points are multiples of 1/64, so that moving, turning and doubling them is exact in
+float32 too: only the solver rounds. One program is compiled for a cost, mesh and shape,
+and all else is traced.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference as ref
+from hypothesis import example, given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
+
+import ott_shard as otts
+from ott_shard import Status
+
+N, M, D = 11, 7, 3
+COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
+POWER = {"SqEuclidean": 2, "Euclidean": 1}  # of the unit of length, in a cost
+FIELDS = ("f", "g", "reg_ot_cost", "matrix", "marginal_error", "error_floor", "code")
+ANY_ERROR = 1e6  # a threshold that ends the iteration after min_iterations
+SMALL_ERROR = {"float32": 1e-5, "float64": 1e-11}
+LIMITS = {"min_iterations": 20, "max_iterations": 400}
+
+
+# ------------------------------------------------------------------ what is drawn
+
+
+def integers(*shape, most):
+    # Without `nothing` most entries would be one and the same.
+    elements = st.integers(-most, most)
+    return hnp.arrays(np.int64, shape, elements=elements, fill=st.nothing())
+
+
+@st.composite
+def clouds(draw, size):
+    """Points anywhere, in clusters, on a line, or copies of a few."""
+    kind = draw(st.sampled_from(["anywhere", "clusters", "line", "copies"]))
+    if kind == "anywhere":
+        return draw(integers(size, D, most=64)) / 64
+    if kind == "line":
+        return draw(integers(size, 1, most=8)) * draw(integers(1, D, most=8)) / 64
+    points = draw(integers(3, D, most=64))[abs(draw(integers(size, most=2)))]
+    if kind == "clusters":
+        points = points + draw(integers(size, D, most=2))
+    return points / 64
+
+
+@st.composite
+def weights(draw, size):
+    """Of mass 1: equal, or zeros and all magnitudes down to 1e-30."""
+    if draw(st.booleans()):
+        return np.full(size, 1 / size)
+    exponents = st.sampled_from([0.0, 0.2, 0.5, 1.0, 3.0, 8.0, 30.0, np.inf])
+    w = 10.0 ** -np.asarray(draw(st.lists(exponents, min_size=size, max_size=size)))
+    w[draw(st.integers(0, size - 1))] = 1
+    return w / w.sum()
+
+
+class Drawn(NamedTuple):
+    """A problem before it is cast; epsilon in units of the largest cost."""
+
+    x: np.ndarray
+    y: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    epsilon: float
+
+
+def problems(n=N, m=M, exponents=(-3, 1)):
+    return st.builds(
+        lambda x, y, shift, a, b, k: Drawn(x, y + shift, a, b, 10.0**k),
+        clouds(n),
+        clouds(m),
+        st.sampled_from([0, 0, 1, 3]),
+        weights(n),
+        weights(m),
+        st.floats(*exponents),
+    )
+
+
+def powers_of_ten(low, high):
+    return st.floats(low, high).map(lambda k: 10.0**k)
+
+
+# ------------------------------------------------------------- where it is solved
+
+
+class Where(NamedTuple):
+    """A cost, a mesh and a dtype."""
+
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+
+
+HERE = [
+    Where("SqEuclidean", (1, 1), "float32"),
+    Where("Euclidean", (1, 1), "float32"),
+    Where("Euclidean", (4, 2), "float64"),
+]
+ONLY_SLOW = [Where("SqEuclidean", (4, 2), "float64")]
+FEW, MANY = 25, 300
+
+
+def for_all(*examples, where=HERE, slow=ONLY_SLOW, **strategies):
+    """Test of a property, check(where, **drawn): few draws by default, many if slow."""
+    cases = [pytest.param(w, FEW, id=f"{w.name}-{w.dtype}") for w in where]
+    for w in [*where, *slow]:
+        label = f"{w.name}-{w.dtype}-many"
+        cases.append(pytest.param(w, MANY, id=label, marks=pytest.mark.slow))
+
+    def decorate(check):
+        def test(w, draws):
+            def run(**drawn):
+                with jax.enable_x64(w.dtype == "float64"):
+                    check(w, **drawn)
+
+            run.__name__ = check.__name__  # what is drawn depends on it
+            for one in examples:
+                run = example(**one)(run)
+            settings(
+                max_examples=draws, deadline=None, derandomize=True, database=None
+            )(given(**strategies)(run))()
+
+        test.__doc__ = check.__doc__
+        return pytest.mark.parametrize(("w", "draws"), cases)(test)
+
+    return decorate
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def solved(name, mesh, points, weights, epsilon, taus, scale, threshold):
+    """Compiled once for a cost, mesh, dtype and shape."""
+    geom = otts.PointCloud(
+        *points, cost_fn=COSTS[name], epsilon=epsilon, scale_cost=scale, mesh=mesh
+    )
+    out = otts.solve(
+        geom, *weights, tau_a=taus[0], tau_b=taus[1], threshold=threshold, **LIMITS
+    )
+    return {field: getattr(out, field) for field in FIELDS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Posed:
+    """A problem, of numbers that its dtype represents; they are kept in float64."""
+
+    where: Where
+    x: np.ndarray
+    y: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    epsilon: float
+    taus: tuple[float, float] = (1.0, 1.0)
+    scale: float = 1.0
+    threshold: float = ANY_ERROR
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self)[1:]:
+            rounded = np.asarray(getattr(self, field.name), self.where.dtype)
+            object.__setattr__(self, field.name, rounded.astype(np.float64))
+
+    def but(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def cost(self):
+        return ref.COSTS[self.where.name](self.x, self.y) / self.scale
+
+    @property
+    def rounding(self):
+        """Of one number of the size of those in the problem."""
+        size = self.cost.max() + self.epsilon
+        return float(np.finfo(self.where.dtype).eps) / 2 * size
+
+    def cast(self, *names):
+        return [np.asarray(getattr(self, name), self.where.dtype) for name in names]
+
+    def solve(self):
+        got = solved(
+            self.where.name,
+            otts.make_mesh(*self.where.shape),
+            *(self.cast("x", "y"), self.cast("a", "b")),
+            *self.cast("epsilon", "taus", "scale", "threshold"),
+        )
+        got = jax.device_get(got)
+        assert got["f"].dtype == self.where.dtype
+        return {k: np.array(v, np.float64) for k, v in got.items()}
+
+
+def pose(where, drawn, **others):
+    largest = ref.COSTS[where.name](drawn.x, drawn.y).max()
+    epsilon = drawn.epsilon * (largest or 1.0)
+    return Posed(where, *drawn[:4], epsilon=epsilon, **others)
+
+
+# ---------------------------------------------------------- exact changes of the input
+
+
+def assert_same(got, want, p, factor=1.0, rows=slice(None)):
+    """Potentials, value and plan of `got` are those of `want`, costs times factor.
+
+    Both have made the same number of iterations. Roundings of them add up.
+    """
+    for field in ("f", "g", "reg_ot_cost"):
+        mine, other = got[field] / factor, want[field]
+        other = other[rows] if field == "f" else other
+        finite = np.isfinite(other)
+        np.testing.assert_array_equal(np.isfinite(mine), finite, field)
+        size = np.abs(other[finite]).max() / (p.cost.max() + p.epsilon)
+        np.testing.assert_allclose(
+            np.where(finite, mine, 0),
+            np.where(finite, other, 0),
+            rtol=0,
+            atol=50 * p.rounding * (1 + size),
+            err_msg=field,
+        )
+    plan = want["matrix"][rows]
+    np.testing.assert_allclose(
+        got["matrix"], plan, rtol=0, atol=100 * p.rounding / p.epsilon * plan.max()
+    )
+
+
+taus = st.sampled_from([(1.0, 1.0), (0.75, 0.625), (1.0, 0.5)])
+
+
+@for_all(drawn=problems(), order=st.permutations(range(N)), taus=taus)
+def test_the_order_of_points_does_not_matter(where, drawn, order, taus):
+    p = pose(where, drawn, taus=taus)
+    assert_same(
+        p.but(x=p.x[order], a=p.a[order]).solve(), p.solve(), p, rows=list(order)
+    )
+
+
+@for_all(drawn=problems(), offset=integers(D, most=64_000), taus=taus)
+def test_translation(where, drawn, offset, taus):
+    p = pose(where, drawn, taus=taus)
+    offset = offset / 64
+    assert_same(p.but(x=p.x + offset, y=p.y + offset).solve(), p.solve(), p)
+
+
+@for_all(
+    drawn=problems(),
+    triple=st.sampled_from([(3, 4, 5), (12, -5, 13), (-8, 15, 17)]),
+    reflected=st.booleans(),
+    taus=taus,
+)
+def test_rotation(where, drawn, triple, reflected, taus):
+    """By angles of whole-number triangles, times their hypotenuse: nothing rounds."""
+    c, s, h = triple
+    turn = np.array([[c, -s, 0], [s, c, 0], [0, 0, -h if reflected else h]])
+    p = pose(where, drawn, taus=taus)
+    factor = float(h) ** POWER[where.name]
+    turned = p.but(x=p.x @ turn.T, y=p.y @ turn.T, epsilon=p.epsilon * factor)
+    assert_same(turned.solve(), p.solve(), p, factor)
+
+
+@for_all(drawn=problems(), unit=powers_of_ten(-6, 6), taus=taus)
+def test_the_unit_of_length(where, drawn, unit, taus):
+    p = pose(where, drawn, taus=taus)
+    unit = float(np.asarray(unit, where.dtype))
+    factor = unit ** POWER[where.name]
+    scaled = p.but(x=p.x * unit, y=p.y * unit, epsilon=p.epsilon * factor)
+    assert_same(scaled.solve(), p.solve(), p, factor)
+
+
+@for_all(drawn=problems(), scale=powers_of_ten(-6, 6), taus=taus)
+def test_scale_cost_is_a_unit_of_epsilon(where, drawn, scale, taus):
+    p = pose(where, drawn, taus=taus)
+    p_scaled = p.but(scale=scale)
+    p_scaled = p_scaled.but(epsilon=p.epsilon / p_scaled.scale)
+    assert_same(p_scaled.solve(), p.solve(), p, 1 / p_scaled.scale)
+
+
+# ------------------------------------------------------------------- at convergence
+
+
+def rest(p, out):
+    """How far a value may be from the optimum, by what the solution says of itself.
+
+    The dual objective is concave, its slope is the error of the marginal, and the
+    potentials are bounded by the costs.
+    """
+    error = out["marginal_error"] + out["error_floor"]
+    return 2 * error * p.cost.max() + 20 * p.rounding * p.a.sum()
+
+
+converging = problems(exponents=(-1.3, 1))
+
+
+@for_all(drawn=converging, taus=taus)
+def test_swapping_the_clouds_transposes_the_plan(where, drawn, taus):
+    p = pose(where, drawn, taus=taus, threshold=SMALL_ERROR[where.dtype])
+    there = p.solve()
+    back = p.but(x=p.y, y=p.x, a=p.b, b=p.a, taus=taus[::-1]).solve()
+    off = rest(p, there) + rest(p, back)
+    np.testing.assert_allclose(back["reg_ot_cost"], there["reg_ot_cost"], atol=off)
+    # KL is strongly convex in the L1 distance, by Pinsker's inequality.
+    apart = np.abs(back["matrix"].T - there["matrix"]).sum()
+    assert apart <= np.sqrt(2 * off / p.epsilon) + 20 * p.rounding / p.epsilon
+
+
+@for_all(drawn=converging, row=st.integers(0, N - 2), taus=taus)
+def test_a_point_may_be_split(where, drawn, row, taus):
+    """Two copies with half its weight each: f, value and sums of the plan stay."""
+    a = drawn.a * (np.arange(N) < N - 1)
+    a[0] += drawn.a[-1]
+    p = pose(where, drawn._replace(a=a), taus=taus)
+    half, copies = p.a.copy(), p.x.copy()
+    half[[row, -1]] = p.a[row] / 2
+    copies[-1] = p.x[row]
+    whole, split = p.solve(), p.but(x=copies, a=half).solve()
+    split["matrix"][row] += split["matrix"][-1]
+    np.testing.assert_array_equal(split["f"][-1], split["f"][row])
+    split["matrix"][-1] = 0
+    for f in (whole["f"], split["f"]):
+        f[[row, -1]] = 0
+    assert_same(split, whole, p)
+
+
+@for_all(drawn=converging, row=st.integers(1, N - 1), taus=taus)
+def test_a_tiny_weight_is_like_none(where, drawn, row, taus):
+    a = drawn.a.copy()
+    a[0] += a[row]
+    a[row] = 0
+    p = pose(where, drawn._replace(a=a), taus=taus)
+    a[row] = 1e-30
+    without, tiny = p.solve(), p.but(a=a).solve()
+    assert np.isfinite(tiny["f"][row]) and tiny["matrix"][row].sum() < 1e-28
+    tiny["f"][row] = without["f"][row]
+    assert_same(tiny, without, p)
+
+
+def true_errors(p, out):
+    """L1 errors of both marginals of the returned potentials, dense and in float64."""
+    plan = np.exp((out["f"][:, None] + out["g"][None] - p.cost) / p.epsilon)
+    return np.abs(plan.sum(0) - p.b).sum(), np.abs(plan.sum(1) - p.a).sum()
+
+
+ONE_PAIR = Drawn(
+    np.full((N, D), [0.1875, 0, 0]),
+    np.full((M, D), [-0.46875, 0, 0]),
+    np.full(N, 1 / N),
+    np.full(M, 1 / M),
+    0.0011904025 / 0.65625**2,
+)
+
+
+@for_all(
+    # Costs that are all the same round all to the same side.
+    {"drawn": ONE_PAIR, "unit": 1.0, "threshold": 3e-5},
+    drawn=problems(exponents=(-7, 1)),
+    unit=powers_of_ten(-6, 6),
+    threshold=powers_of_ten(-5, -2),
+)
+def test_every_flag_is_honest(where, drawn, unit, threshold):
+    """From easy to impossible: all is finite, and `converged` means it."""
+    drawn = drawn._replace(x=drawn.x * unit, y=drawn.y * unit)
+    p = pose(where, drawn, threshold=float(np.float32(threshold)))
+    out = p.solve()
+    assert np.isfinite(out["reg_ot_cost"]) and np.all(np.isfinite(out["matrix"]))
+    assert np.all(np.isfinite(out["f"]) == (p.a > 0))
+    assert np.all(np.isfinite(out["g"]) == (p.b > 0))
+    status = Status(int(out["code"]))
+    assert status in (Status.CONVERGED, Status.STALLED, Status.MAX_ITERATIONS)
+    if status is Status.CONVERGED:
+        assert max(true_errors(p, out)) <= p.threshold
+    if status is Status.STALLED:
+        assert out["error_floor"] > p.threshold / 40
+
+
+# ------------------------------------------------------------------------ unbalanced
+
+
+@for_all(
+    drawn=converging,
+    tau=st.floats(0.1, 0.9),
+    other=st.floats(0.1, 0.9),
+    mass=powers_of_ten(-1, 1),
+)
+def test_unbalanced_mass(where, drawn, tau, other, mass):
+    """What holds at an optimum: scaling the plan makes nothing better.
+
+    The derivative in the scale gives the mass from the value.
+    """
+    threshold = SMALL_ERROR[where.dtype]
+    p = pose(where, drawn, taus=(tau, other), threshold=threshold)
+    p = p.but(b=p.b * mass)
+    out = p.solve()
+    plan, value = out["matrix"], out["reg_ot_cost"]
+    assert np.all(plan >= 0) and plan.sum() > 0
+    rho_a, rho_b = (ref.rho(p.epsilon, t) for t in p.taus)
+    masses = p.a.sum(), p.b.sum()
+    penalties = (
+        p.epsilon * masses[0] * masses[1] + rho_a * masses[0] + rho_b * masses[1]
+    )
+    want = (penalties - value) / (p.epsilon + rho_a + rho_b)
+    assert Status(int(out["code"])) in (Status.CONVERGED, Status.STALLED)
+    error = out["marginal_error"] + 3 * out["error_floor"]
+    np.testing.assert_allclose(plan.sum(), want, rtol=0, atol=2 * error)
+    assert -2 * error * (rho_a + rho_b) <= value <= penalties
+
+
+@for_all(drawn=converging, low=st.floats(0.1, 0.9), high=st.floats(0.1, 0.9))
+def test_value_rises_with_tau_to_the_balanced_one(where, drawn, low, high):
+    low, high = sorted((low, high))
+    p = pose(where, drawn, threshold=SMALL_ERROR[where.dtype])
+    outs = [p.but(taus=(tau, tau)).solve() for tau in (low, high, 1.0)]
+    values = [out["reg_ot_cost"] for out in outs]
+    # Each is at most its optimum, so only the larger one may be short.
+    assert values[0] <= values[1] + rest(p, outs[1])
+    assert values[1] <= values[2] + rest(p, outs[2])
+
+
+# ------------------------------------------------------------------------ divergence
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def diverged(name, mesh, x, y, a, b, epsilon, taus, threshold):
+    value, out = otts.sinkhorn_divergence(
+        *(x, y, a, b),
+        cost_fn=COSTS[name],
+        epsilon=epsilon,
+        tau_a=taus[0],
+        tau_b=taus[0],
+        threshold=threshold,
+        mesh=mesh,
+        max_iterations=LIMITS["max_iterations"],
+    )
+    errors = [o.marginal_error + o.error_floor for o in out.outputs]
+    return value, jnp.stack(errors)
+
+
+def divergence(p):
+    """Value, and how far from the optimum it may be."""
+    mesh = otts.make_mesh(*p.where.shape)
+    arrays = p.cast("x", "y", "a", "b", "epsilon", "taus", "threshold")
+    value, errors = diverged(p.where.name, mesh, *arrays)
+    largest = ref.COSTS[p.where.name](*[np.concatenate([p.x, p.y])] * 2).max()
+    masses = p.a.sum() + p.b.sum()
+    return float(value), float(2 * errors.sum() * largest + 20 * p.rounding * masses)
+
+
+@for_all(
+    drawn=problems(N, N, exponents=(-1.3, 1)),
+    tau=st.sampled_from([1.0, 0.9, 0.5]),
+    mass=powers_of_ten(-1, 1),
+)
+def test_divergence(where, drawn, tau, mass):
+    """Never negative, and 0 between equal measures."""
+    threshold = SMALL_ERROR[where.dtype]
+    p = pose(where, drawn, taus=(tau, tau), threshold=threshold)
+    p = p.but(b=p.b * (mass if tau < 1 else 1.0))
+    value, off = divergence(p)
+    assert value >= -off
+    value, off = divergence(p.but(y=p.x, b=p.a))
+    assert abs(value) <= off
