@@ -53,7 +53,7 @@ def centred(pairs: Pairs, a: jax.Array, b: jax.Array) -> Pairs:
         return pairs
     x, y, a, b = jax.lax.stop_gradient((pairs.x, pairs.y, a, b))
     mean_x, mean_y = (w @ z / w.sum() for z, w in ((x, a), (y, b)))
-    return dataclasses.replace(pairs, centre=(mean_x + mean_y) / 2)
+    return dataclasses.replace(pairs, centre=_once((mean_x + mean_y) / 2))
 
 
 @jax.jit
@@ -100,7 +100,15 @@ def resolve(
     if relative_epsilon and relative_scale:
         factor /= scale  # the statistics are of costs that were not scaled yet
     target, init = schedule.target * factor, schedule.init * factor
-    return scale, Epsilon(target, init=init, decay=schedule.decay)
+    return _once((scale, Epsilon(target, init=init, decay=schedule.decay)))
+
+
+def _once(tree: Any) -> Any:
+    """The same, computed once: XLA may compute a sum again for each of its users.
+
+    The copies differ by roundings, and two centres by that of a far cloud.
+    """
+    return jax.lax.optimization_barrier(tree)
 
 
 def _of_points(pairs: Pairs, a: jax.Array, b: jax.Array, kind: str) -> jax.Array:

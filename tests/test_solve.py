@@ -246,26 +246,27 @@ def test_the_output_is_a_pytree():
     np.testing.assert_allclose(out.matrix.sum(), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mapped", ["epsilon", "a"])
+@pytest.mark.parametrize("mapped", ["epsilon", "a", "x"])
 def test_inside_vmap(mapped):
-    """Finished problems of a batch stop changing."""
+    """A batch is a loop over its items: finished problems stop changing."""
     mesh = otts.make_mesh(4, 2)
     p = ref.problem(13, 21, zeros=False)
     x, y, a, b = p.cast(jnp.float32)
     epsilons = jnp.asarray([0.1, 0.5, 2.0])
     weights = jnp.stack([a, jnp.full(13, 1 / 13), a[::-1]])
 
-    def solve(epsilon, a):
-        out = otts.solve(otts.PointCloud(x, y, epsilon=epsilon, mesh=mesh), a, b)
-        return out.f, out.reg_ot_cost, out.n_iters
+    clouds = jnp.stack([x, 3 * x, x + 1])
 
-    if mapped == "epsilon":
-        many = jax.jit(jax.vmap(lambda e: solve(e, a)))(epsilons)
-        each = [solve(e, a) for e in epsilons]
-    else:
-        many = jax.jit(jax.vmap(lambda w: solve(0.3, w)))(weights)
-        each = [solve(0.3, w) for w in weights]
+    def solve(epsilon=0.3, a=a, x=x):
+        out = otts.solve(otts.PointCloud(x, y, epsilon=epsilon, mesh=mesh), a, b)
+        return out.n_iters, out.f, out.reg_ot_cost
+
+    batch = {"epsilon": epsilons, "a": weights, "x": clouds}[mapped]
+    many = jax.jit(jax.vmap(lambda item: solve(**{mapped: item})))(batch)
+    each = [solve(**{mapped: item}) for item in batch]
+    assert mapped == "a" or len({int(n_iters) for n_iters, *_ in each}) > 1
     for k, single in enumerate(each):
+        assert int(many[0][k]) == int(single[0])
         for mine, want in zip(many, single, strict=True):
             ref.assert_close(mine[k], want, 1e-5)
 
