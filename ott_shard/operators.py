@@ -205,17 +205,19 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
 
 
 @jax.jit
-def cost_size(pairs: Pairs) -> jax.Array:
-    """The size of the numbers that costs are computed from, scalar; from a sample.
+def cost_size(pairs: Pairs, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The mean size of the numbers that costs are computed from, scalar; of a sample.
 
-    The rounding error of a cost is a few units in their last place.
+    With weights a_i b_j. The rounding error of a cost is a few units in their last
+    place.
     """
 
-    def local(operands, *_):
-        size = tile.local_cost_size(operands, pairs.block.precision)
-        return axis_max(size, pairs.col_axes)
+    def local(operands, _, a, col_args, __, scale):
+        sums = tile.local_cost_size(pairs.block, operands, a, *col_args)
+        total, weight = (axis_sum(part, pairs.col_axes) for part in sums)
+        return total / scale, weight
 
-    unused = jnp.ones_like(pairs.scale)
+    columns = (jnp.zeros_like(b), b, b)
     # One number from every device, as if it were its row.
-    columns = (jnp.zeros(len(pairs.y), unused.dtype), jnp.ones(len(pairs.y)))
-    return _reduce_rows(pairs, local, (), columns, unused).max() / pairs.scale
+    total, weight = _reduce_rows(pairs, local, a, columns, jnp.ones_like(pairs.scale))
+    return total.sum() / jnp.where(weight.sum() > 0, weight.sum(), 1.0)

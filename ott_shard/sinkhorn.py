@@ -7,6 +7,7 @@ b_j exp((psi_j - transform_j) / eps): the error costs no pass of its own.
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -216,7 +217,7 @@ def _start(data, limits: Limits) -> tuple[Problem, State]:
         iteration=jnp.int32(0),
         error=unknown,
         errors=jnp.full(checks, -1, psi.dtype),
-        size=operators.cost_size(problem.pairs),
+        size=operators.cost_size(problem.pairs, problem.a, problem.b),
         floor=unknown,
         lowest=unknown,
         stale=jnp.int32(0),
@@ -302,8 +303,8 @@ def _symmetric_step(problem: Problem, _, psi, transform):
 
 def _marginal_error(problem: Problem, psi, transform) -> jax.Array:
     """L1 distance of the column sums from b (balanced) or b exp(-psi / rho_b)."""
-    sums = jnp.exp((psi - transform) / problem.epsilon)
-    wanted = jnp.exp(-psi * _inverse_rho(problem.epsilon, problem.tau_b))
+    sums = jnp.exp(_capped((psi - transform) / problem.epsilon))
+    wanted = jnp.exp(_capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
     return jnp.sum(problem.b * jnp.abs(sums - wanted))
 
 
@@ -311,13 +312,21 @@ def _error_floor(problem: Problem, phi, psi, size) -> jax.Array:
     """The L1 error that rounding of the exponents makes, seldom more (BUILD_NOTES M7).
 
     The plan is exp((phi + psi - C) / eps): all three are rounded, C to a part of what
-    it is computed from. Over many points the errors spread; one heavy point has its
-    own in full.
+    it is computed from. Where there is no mass there is no error. Over many points the
+    errors spread; a heavy one has its own in full.
     """
-    size += jnp.abs(phi).max() + jnp.abs(psi).max()
-    heaviest = jnp.maximum(*(w.max() / w.sum() for w in (problem.a, problem.b)))
-    rounding = jnp.finfo(phi.dtype).eps / 2 * problem.b.sum()
-    return rounding * (4 + (0.5 + heaviest) * size / problem.epsilon)
+    share = jnp.zeros_like(size)
+    for w, potential in ((problem.a, phi), (problem.b, psi)):
+        size += jnp.sum(jnp.where(w > 0, w * jnp.abs(potential), 0.0)) / w.sum()
+        share = jnp.maximum(share, jnp.vdot(w, w) / jnp.square(w.sum()))
+    rounding = jnp.finfo(phi.dtype).eps / 2
+    factor = 0.75 * (1 + share)
+    return rounding * (4 + factor * size / problem.epsilon) * problem.b.sum()
+
+
+def _capped(t: jax.Array) -> jax.Array:
+    """`t` where its exponential is finite: 0 mass may stand far from all others."""
+    return jnp.minimum(t, 0.9 * math.log(jnp.finfo(t.dtype).max))
 
 
 def _inverse_rho(epsilon, tau):
@@ -393,8 +402,8 @@ def dual_objective(
     fixed = dataclasses.replace(problem, b=lax.stop_gradient(b))
     # P_ij / a_i summed over j. The softmin carries the derivative in points and
     # epsilon; that in the weights is written out, so that it exists at weight 0.
-    row_sums = jnp.exp((phi - fixed.to_rows(psi, known=rows)) / epsilon)
-    col_sums = jnp.exp((psi - cols) / epsilon)
+    row_sums = jnp.exp(_capped((phi - fixed.to_rows(psi, known=rows)) / epsilon))
+    col_sums = jnp.exp(_capped((psi - cols) / epsilon))
     mass = jnp.sum(a * row_sums) + _derivative_only(b, col_sums)
     return (
         jnp.sum(a * _conjugate(phi, _inverse_rho(epsilon, problem.tau_a)))
@@ -415,4 +424,4 @@ def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
     small = jnp.abs(t) < 1e-2
     series = phi * (1 - t / 2 * (1 - t / 3 * (1 - t / 4 * (1 - t / 5))))
     s = jnp.where(inverse_rho == 0, 1.0, inverse_rho)
-    return jnp.where(small, series, -jnp.expm1(-jnp.where(small, 1.0, t)) / s)
+    return jnp.where(small, series, -jnp.expm1(_capped(-jnp.where(small, 1.0, t))) / s)

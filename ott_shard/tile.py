@@ -330,12 +330,17 @@ def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
     return fold_tiles(body, init, x, (y, b), b > 0, block)
 
 
-def local_cost_size(operands: Operands, precision: str) -> jax.Array:
-    """The largest term of a cost among some pairs of this device, [1]."""
+def local_cost_size(
+    block: Block, operands: Operands, a: jax.Array, b: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Sum of a_i b_j x the terms of C_ij, and of a_i b_j, over some pairs, each [1]."""
     (cost, centre, _), x, (y, _) = operands
-    x, y = (z[:: -(-len(z) // _SAMPLE)] - centre for z in (x, y))
+    x, a, y, b = (z[:: -(-len(z) // _SAMPLE)] for z in (x, a, y, b))
+    x, y = x - centre, y - centre
     if isinstance(cost, BilinearCost):
-        size = inner(jnp.abs(cost.left(x)), jnp.abs(cost.right(y)), precision)
+        size = inner(jnp.abs(cost.left(x)), jnp.abs(cost.right(y)), block.precision)
     else:
-        size = jnp.abs(cost.pairwise(x, y, precision))
-    return jnp.where(size < jnp.inf, size, 0.0).max(keepdims=True)[0]
+        size = jnp.abs(cost.pairwise(x, y, block.precision))
+    weight = jnp.where(size < jnp.inf, a[:, None] * b, 0.0)
+    total = jnp.sum(weight * jnp.where(weight > 0, size, 0.0))
+    return total[None], weight.sum()[None]

@@ -150,7 +150,7 @@ def solve(x, y, a, b, epsilon, tau_a=1.0, tau_b=1.0, cost_fn=None, **options):
         x, y, cost_fn=cost_fn, epsilon=epsilon, mesh=otts.make_mesh(4, 2)
     )
     taus = {"tau_a": tau_a, "tau_b": tau_b}
-    options = {"threshold": 1e-11, "max_iterations": 20_000} | options
+    options = {"threshold": 1e-11, "max_iterations": 5_000} | options
     return otts.solve(geom, a, b, **taus, **options)
 
 

@@ -12,7 +12,15 @@ import ott_shard as otts
 
 EPSILON = 0.3
 MESH = (4, 2)
-UNITS = ("mean", "std", "max_cost", "max_norm", "max_bound")
+# Each is a program to compile: two of them by default.
+UNITS = (
+    "std",
+    "max_bound",
+    *(
+        pytest.param(u, marks=pytest.mark.slow)
+        for u in ("mean", "max_cost", "max_norm")
+    ),
+)
 
 
 def unit(name, x, y, a, b):
@@ -75,8 +83,14 @@ def test_relative_epsilon_is_of_scaled_costs(relative):
         np.testing.assert_allclose(out.epsilon, 0.1 * value / number, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mean", "std", "max_norm"])
-@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [
+        (1, "std"),
+        (5, "max_norm"),
+        *(pytest.param(n, "mean", marks=pytest.mark.slow) for n in (1, 5)),
+    ],
+)
 def test_no_spread(n, name):
     """Copies of one point: value 0, gradient 0, everything finite."""
     x = jnp.full((n, 2), 0.3) * (name != "max_norm")
@@ -125,7 +139,7 @@ def scheduled(cost, a, b, target, init, decay, iterations):
     return ref.Solution(cost, a, b, target, 1.0, 1.0, phi, psi, np.zeros(0))
 
 
-@pytest.mark.parametrize("iterations", [1, 7, 30])
+@pytest.mark.parametrize("iterations", [1, 30, pytest.param(7, marks=pytest.mark.slow)])
 def test_init_is_the_epsilon_of_iteration_0(iterations):
     """And the last iteration is at the target, so that what is returned is about it."""
     p = ref.problem(13, 21)
@@ -189,7 +203,9 @@ def test_schedule_of_a_divergence():
 # --------------------------------------------------------------------------- storage
 
 
-@pytest.mark.parametrize("low", [jnp.bfloat16, np.float16])
+@pytest.mark.parametrize(
+    "low", [jnp.bfloat16, pytest.param(np.float16, marks=pytest.mark.slow)]
+)
 def test_half_precision_is_stored_and_not_computed_with(low):
     """The result is that of the same numbers in float32; only gradients are rounded."""
     p = ref.problem(40, 24, d=12)
