@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ott_shard as otts
-from ott_shard import mesh as meshes, operators, sinkhorn
+from ott_shard import mesh as meshes, objective, operators
 from ott_shard.solution import Problem
 
 from . import devices, flags, results, tasks
@@ -180,7 +180,7 @@ def _reg_ot_cost(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Ar
     """The value as a function of the points, as at the end of a solution."""
     # The second transform only matters to the derivative in b; psi has its shape.
     potentials, transforms = (out.phi, out.psi), (out.phi, out.psi)
-    return sinkhorn.dual_objective(_moved(out.problem, x, y), potentials, transforms)
+    return objective.dual_objective(_moved(out.problem, x, y), potentials, transforms)
 
 
 def _softmin_sum(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Array:

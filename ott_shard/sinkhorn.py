@@ -7,17 +7,16 @@ b_j exp((psi_j - transform_j) / eps): the error costs no pass of its own.
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, operators
+from ott_shard import _checks, objective, operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.solution import Problem, SinkhornOutput, Status
@@ -271,7 +270,7 @@ def _advance(problem: Problem, state: State, limits: Limits, symmetric: bool) ->
     )
     iteration = state.iteration + inner
     now = _at(problem, iteration - 1, limits)
-    error = _marginal_error(now, psi, transform)
+    error = objective.marginal_error(now, psi, transform)
     check = (iteration - 1) // limits.inner_iterations
     at_target = now.epsilon <= problem.epsilon
     better = ~at_target | (error < state.lowest)
@@ -283,7 +282,7 @@ def _advance(problem: Problem, state: State, limits: Limits, symmetric: bool) ->
         error,
         errors=state.errors.at[check].set(error),
         size=state.size,
-        floor=_error_floor(now, phi, psi, state.size),
+        floor=objective.error_floor(now, phi, psi, state.size),
         lowest=jnp.where(at_target, jnp.fmin(error, state.lowest), state.lowest),
         stale=jnp.where(better, 0, state.stale + 1),
     )
@@ -301,38 +300,6 @@ def _symmetric_step(problem: Problem, _, psi, transform):
     return phi, psi, problem.to_cols(phi)
 
 
-def _marginal_error(problem: Problem, psi, transform) -> jax.Array:
-    """L1 distance of the column sums from b (balanced) or b exp(-psi / rho_b)."""
-    sums = jnp.exp(_capped((psi - transform) / problem.epsilon))
-    wanted = jnp.exp(_capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
-    return jnp.sum(problem.b * jnp.abs(sums - wanted))
-
-
-def _error_floor(problem: Problem, phi, psi, size) -> jax.Array:
-    """The L1 error that rounding of the exponents makes, seldom more (BUILD_NOTES M7).
-
-    The plan is exp((phi + psi - C) / eps): all three are rounded, C to a part of what
-    it is computed from. Where there is no mass there is no error. Over many points the
-    errors spread; a heavy one has its own in full.
-    """
-    share = jnp.zeros_like(size)
-    for w, potential in ((problem.a, phi), (problem.b, psi)):
-        size += jnp.sum(jnp.where(w > 0, w * jnp.abs(potential), 0.0)) / w.sum()
-        share = jnp.maximum(share, jnp.vdot(w, w) / jnp.square(w.sum()))
-    rounding = jnp.finfo(phi.dtype).eps / 2
-    factor = 0.75 * (1 + share)
-    return rounding * (4 + factor * size / problem.epsilon) * problem.b.sum()
-
-
-def _capped(t: jax.Array) -> jax.Array:
-    """`t` where its exponential is finite: 0 mass may stand far from all others."""
-    return jnp.minimum(t, 0.9 * math.log(jnp.finfo(t.dtype).max))
-
-
-def _inverse_rho(epsilon, tau):
-    return (1 - tau) / (epsilon * tau)
-
-
 @functools.partial(jax.jit, static_argnums=3)
 def _finish(
     data, state: State, threshold: jax.Array, symmetric: bool
@@ -343,7 +310,9 @@ def _finish(
         rows = problem.pairs.mirror(state.transform)
     else:
         rows = state.phi / lax.stop_gradient(problem.tau_a)  # see _step
-    value = dual_objective(problem, (state.phi, state.psi), (rows, state.transform))
+    value = objective.dual_objective(
+        problem, (state.phi, state.psi), (rows, state.transform)
+    )
     return SinkhornOutput(
         geom=data[0],
         problem=problem,
@@ -375,53 +344,3 @@ def _status(problem: Problem, state: State, value, threshold) -> jax.Array:
     code = jnp.where(_reached(state, threshold), Status.CONVERGED, code)
     code = jnp.where(finite, code, Status.NOT_FINITE)
     return jnp.where(possible, code, Status.INVALID_INPUT)
-
-
-def dual_objective(
-    problem: Problem,
-    potentials: tuple[jax.Array, jax.Array],
-    transforms: tuple[jax.Array, jax.Array],
-) -> jax.Array:
-    """The dual objective at fixed potentials, whose derivative is the envelope's.
-
-    -<a, phi*(-phi)> - <b, phi*(-psi)> - eps (sum P - sum a b^T), where for tau = 1 the
-    conjugate term is just <a, phi> (Sejourne et al., Sinkhorn divergences for
-    unbalanced optimal transport, 2019).
-
-    Args:
-        problem: differentiable: points, weights, epsilon and tau.
-        potentials: phi [n padded] and psi [m padded], without their weights.
-        transforms: the c-transforms of psi [n padded] and of phi [m padded], which
-            the iteration has computed.
-
-    Returns:
-        Scalar. No pass; its gradient is one, by the rule in :mod:`tile`.
-    """
-    (phi, psi), (rows, cols) = potentials, transforms
-    a, b, epsilon = problem.a, problem.b, problem.epsilon
-    fixed = dataclasses.replace(problem, b=lax.stop_gradient(b))
-    # P_ij / a_i summed over j. The softmin carries the derivative in points and
-    # epsilon; that in the weights is written out, so that it exists at weight 0.
-    row_sums = jnp.exp(_capped((phi - fixed.to_rows(psi, known=rows)) / epsilon))
-    col_sums = jnp.exp(_capped((psi - cols) / epsilon))
-    mass = jnp.sum(a * row_sums) + _derivative_only(b, col_sums)
-    return (
-        jnp.sum(a * _conjugate(phi, _inverse_rho(epsilon, problem.tau_a)))
-        + jnp.sum(b * _conjugate(psi, _inverse_rho(epsilon, problem.tau_b)))
-        - epsilon * (mass - a.sum() * b.sum())
-    )
-
-
-def _derivative_only(w: jax.Array, slope: Any) -> jax.Array:
-    """0, with derivative `slope` in w."""
-    return jnp.vdot(w - lax.stop_gradient(w), lax.stop_gradient(slope))
-
-
-def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
-    """rho (1 - exp(-phi / rho)), which is phi for rho = inf."""
-    t = phi * inverse_rho
-    # The quotient is 0 / 0 at rho = inf, and its derivative loses digits near it.
-    small = jnp.abs(t) < 1e-2
-    series = phi * (1 - t / 2 * (1 - t / 3 * (1 - t / 4 * (1 - t / 5))))
-    s = jnp.where(inverse_rho == 0, 1.0, inverse_rho)
-    return jnp.where(small, series, -jnp.expm1(_capped(-jnp.where(small, 1.0, t))) / s)

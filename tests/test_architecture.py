@@ -17,6 +17,7 @@ LAYERS = [
     ["units"],
     ["geometry"],
     ["solution"],
+    ["objective"],
     ["sinkhorn"],
     ["divergence"],
     ["__init__"],
