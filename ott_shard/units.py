@@ -53,7 +53,12 @@ def centred(pairs: Pairs, a: jax.Array, b: jax.Array) -> Pairs:
         return pairs
     x, y, a, b = jax.lax.stop_gradient((pairs.x, pairs.y, a, b))
     mean_x, mean_y = (w @ z / w.sum() for z, w in ((x, a), (y, b)))
-    return dataclasses.replace(pairs, centre=_once((mean_x + mean_y) / 2))
+    # XLA may compute a sum again for each of its users, and copies differ by roundings:
+    # for a cloud far from 0, too much. The result of a loop has no copies; this one
+    # adds up two halves (older XLA drops a barrier before it fuses).
+    half = jax.lax.optimization_barrier((mean_x + mean_y) / 4)
+    centre = jax.lax.fori_loop(0, 2, lambda _, sum: sum + half, jnp.zeros_like(half))
+    return dataclasses.replace(pairs, centre=centre)
 
 
 @jax.jit
@@ -100,15 +105,8 @@ def resolve(
     if relative_epsilon and relative_scale:
         factor /= scale  # the statistics are of costs that were not scaled yet
     target, init = schedule.target * factor, schedule.init * factor
-    return _once((scale, Epsilon(target, init=init, decay=schedule.decay)))
-
-
-def _once(tree: Any) -> Any:
-    """The same, computed once: XLA may compute a sum again for each of its users.
-
-    The copies differ by roundings, and two centres by that of a far cloud.
-    """
-    return jax.lax.optimization_barrier(tree)
+    schedule = Epsilon(target, init=init, decay=schedule.decay)
+    return jax.lax.optimization_barrier((scale, schedule))
 
 
 def _of_points(pairs: Pairs, a: jax.Array, b: jax.Array, kind: str) -> jax.Array:
