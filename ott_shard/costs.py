@@ -11,11 +11,11 @@ distance is 0 there.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial, register_dataclass
+from jax.tree_util import Partial, register_pytree_node
 
 from ott_shard import _checks
 from ott_shard.pairwise import (
@@ -69,7 +69,32 @@ class NormedCost(CostFn, Protocol):
         ...
 
 
-@register_dataclass
+def register(cls: type) -> type:
+    """Make a dataclass a pytree: fields are leaves, but those of metadata static.
+
+    ``jax.tree_util.register_dataclass`` will not do: two classes with the same fields
+    compare equal as structures (jax 0.10 to 0.12), and a program compiled for one cost
+    is now and then taken for another. Here the class is part of the structure.
+    """
+    fields = dataclasses.fields(cls)
+    leaves = [f.name for f in fields if not f.metadata.get("static")]
+    static = [f.name for f in fields if f.metadata.get("static")]
+
+    def flatten(cost: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        names = (cls, *(getattr(cost, name) for name in static))
+        return [getattr(cost, name) for name in leaves], names
+
+    def unflatten(names: tuple[Any, ...], values: Any) -> Any:
+        cost = object.__new__(cls)
+        for name, value in zip(leaves + static, [*values, *names[1:]], strict=True):
+            object.__setattr__(cost, name, value)
+        return cost
+
+    register_pytree_node(cls, flatten, unflatten)
+    return cls
+
+
+@register
 @dataclasses.dataclass(frozen=True)
 class SqEuclidean:
     """Squared Euclidean distance, C(x, y) = |x - y|^2 (not half of it).
@@ -105,7 +130,7 @@ class SqEuclidean:
         return jnp.square(jnp.sqrt(x_norm) + jnp.sqrt(y_norm))
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Euclidean:
     """Euclidean distance, C(x, y) = |x - y|, with derivative 0 where x = y.
@@ -130,7 +155,7 @@ def _check_power(p: float) -> None:
         raise ValueError(f"p must be a finite Python number from 1 up, got {p!r}")
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class PNormP:
     """The p-norm to the power p, divided by p: C(x, y) = sum_k |x_k - y_k|^p / p.
@@ -158,7 +183,7 @@ class PNormP:
         return sum_of_powers(self.p, x, y) / self.p
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class SqPNorm:
     """Half the squared p-norm: C(x, y) = (sum_k |x_k - y_k|^p)^(2 / p) / 2.
@@ -186,7 +211,7 @@ class SqPNorm:
         return power(sum_of_powers(self.p, x, y), 2 / self.p) / 2
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Elastic:
     """Elastic net: C(x, y) = l1 sum_k |x_k - y_k| + l2 |x - y|^2 / 2.
@@ -223,7 +248,7 @@ class Elastic:
         return self.l1 * sum_of_powers(1, x, y) + self.l2 / 2 * square
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class NegDotProduct:
     """Minus the inner product, C(x, y) = -x . y; may be negative.
@@ -262,7 +287,7 @@ class NegDotProduct:
         return jnp.sqrt(x_norm) * jnp.sqrt(y_norm)
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Cosine:
     """Cosine distance, C(x, y) = 1 - x . y / (|x| |y|).
@@ -294,7 +319,7 @@ class Cosine:
         return sqdist(precision, unit(x), unit(y)) / 2
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Arccos:
     """Minus the log of the arc-cosine kernel of Cho and Saul (2009).
@@ -340,7 +365,7 @@ class Arccos:
         return -jnp.log(x_length * y_length.T * kernel / jnp.pi + self.ridge)
 
 
-@register_dataclass
+@register
 @dataclasses.dataclass(frozen=True)
 class Custom:
     """The cost that a function of two points says, fn(x [d], y [d]) -> scalar.

@@ -137,6 +137,7 @@ class PointCloud:
             row_axes=row_axes,
             col_axes=col_axes,
             block=_block(batch_size, precision, cost, xs.shape[1]),
+            cost_type=type(cost),
         )
         self._set(
             *(pairs, epsilon.checked(dtype), relative_epsilon),
@@ -299,7 +300,7 @@ def _as_cost(cost_fn: Any, d: int, dtype: Any) -> costs.CostFn:
     if any(leaf is cost for leaf in jax.tree.leaves(cost)):
         raise TypeError(
             f"cost_fn must be a pytree, got {cost_fn!r}: decorate its class with "
-            "jax.tree_util.register_dataclass"
+            "ott_shard.costs.register"
         )
     point = jax.ShapeDtypeStruct((1, d), dtype)
     try:

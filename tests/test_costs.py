@@ -136,6 +136,20 @@ def test_no_second_derivative_is_nan(p):
             assert np.all(np.isfinite(hessian)), (cost, ends)
 
 
+def test_no_two_costs_are_one_structure():
+    """Else a program compiled for one may be taken for the other."""
+    structures = [jax.tree.structure(cost) for cost in COSTS.values()]
+    for k, one in enumerate(structures):
+        assert all(one != other for other in structures[:k])
+        assert (
+            jax.tree.unflatten(one, jax.tree.leaves([*COSTS.values()][k])) is not None
+        )
+    geoms = [otts.PointCloud([[0.0]], [[1.0]], cost_fn=c) for c in COSTS.values()]
+    assert len({g.pairs.cost_type for g in geoms}) == len(
+        {type(c) for c in COSTS.values()}
+    )
+
+
 def test_cosine_of_long_short_and_zero_vectors():
     """Lengths whose squares overflow or vanish in float32 do not matter."""
     x = jnp.asarray([[1e30, 0.0], [0.0, 1e-30], [0.0, 0.0]])

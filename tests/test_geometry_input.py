@@ -26,7 +26,7 @@ BAD_GEOMETRIES = {
     "no pytree": (
         lambda: otts.PointCloud(X, Y, cost_fn=Unregistered()),
         TypeError,
-        "cost_fn must be a pytree.*register_dataclass",
+        "cost_fn must be a pytree.*costs.register",
     ),
     "masked": (
         lambda: otts.PointCloud(np.ma.masked_array(X, mask=X > 0), Y),
