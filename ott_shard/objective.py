@@ -81,7 +81,10 @@ def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
         share = jnp.maximum(share, jnp.vdot(w, w) / jnp.square(w.sum()))
     rounding = jnp.finfo(phi.dtype).eps / 2
     factor = 0.75 * (1 + share)
-    return rounding * (4 + factor * size / problem.epsilon) * problem.b.sum()
+    # An unbalanced plan may be much heavier or lighter than b.
+    slope = jnp.exp(_capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
+    mass = jnp.sum(problem.b * slope)
+    return rounding * (4 + factor * size / problem.epsilon) * mass
 
 
 def _capped(t: jax.Array) -> jax.Array:
