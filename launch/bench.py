@@ -26,7 +26,7 @@ import ott_shard as otts
 from ott_shard import mesh as meshes, objective, operators
 from ott_shard.solution import Problem
 
-from . import devices, flags, results, tasks
+from . import devices, flags, results
 from .bench_peers import PeerError, PeerTask, python_with_peers, start
 from .errors import BadInput
 
@@ -88,14 +88,14 @@ def _case(text: str) -> Case:
     sizes, d, cost = text.split(":")
     n, *others = flags.sizes(sizes)
     (m,) = others or (n,)
-    if cost not in tasks.COSTS:
+    if cost not in flags.COSTS:
         raise ValueError
     return Case(n, m, int(d), cost)
 
 
 _CASES = flags.Checked(
     "n:d:cost or nxm:d:cost, such as 16384:3:sqeuclidean, with commas between cases; "
-    f"a cost is {' or '.join(tasks.COSTS)}",
+    f"a cost is {' or '.join(flags.COSTS)}",
     lambda text: tuple(_case(part) for part in text.split(",")),
     lambda cases: all(min(case[:3]) > 0 for case in cases),
 )
@@ -241,7 +241,7 @@ def _temp_bytes(case: Case, options: Options, mesh: Mesh) -> int | None:
 
 
 def _cloud_options(case: Case, options: Options, mesh: Mesh) -> dict[str, Any]:
-    cost_fn, sizes = tasks.COSTS[case.cost](), options.batch_size
+    cost_fn, sizes = flags.cost_named(case.cost), options.batch_size
     size = sizes[0] if sizes and len(sizes) == 1 else sizes
     return dict(cost_fn=cost_fn, batch_size=size, mesh=mesh)
 

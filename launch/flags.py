@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from ott_shard import costs, units
+from ott_shard.epsilon import SLOWEST_DECAY
+
 from .errors import BadInput
 
 PROGRAM = "ott-shard"
@@ -37,35 +40,41 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("x"))
 
 
-# How many numbers follow the name of a cost.
-COST_NUMBERS = {
-    "sqeuclidean": 0,
-    "euclidean": 0,
-    "pnormp": 1,
-    "sqpnorm": 1,
-    "elastic": 2,
-    "cosine": 0,
-    "negdotproduct": 0,
-    "arccos": 1,
+# Each cost, and how many numbers follow its name.
+COSTS: dict[str, tuple[Callable[..., costs.CostFn], int]] = {
+    "sqeuclidean": (costs.SqEuclidean, 0),
+    "euclidean": (costs.Euclidean, 0),
+    "pnormp": (costs.PNormP, 1),
+    "sqpnorm": (costs.SqPNorm, 1),
+    "elastic": (costs.Elastic, 2),
+    "cosine": (costs.Cosine, 0),
+    "negdotproduct": (costs.NegDotProduct, 0),
+    "arccos": (costs.Arccos, 1),
 }
-_UNITS = ("mean", "std", "max_cost", "max_norm", "max_bound")
+_UNITS = (*units.OF_COSTS, *units.OF_POINTS)
 
 
-def split_cost(text: str) -> tuple[str, list[float]]:
-    """Name and numbers of "elastic:0.5,1".
+def cost_named(text: str) -> costs.CostFn:
+    """The cost that "elastic:0.5,1" says.
 
     Raises:
-        ValueError: if there is no such cost, or it has another number of numbers.
+        ValueError: with the library's words if it refuses the numbers.
     """
+    make, numbers = _split_cost(text)
+    return make(*(int(v) if v.is_integer() else v for v in numbers))
+
+
+def _split_cost(text: str) -> tuple[Callable[..., costs.CostFn], list[float]]:
     name, _, numbers = text.partition(":")
     values = [float(number) for number in numbers.split(",")] if numbers else []
-    if len(values) != COST_NUMBERS.get(name):
+    make, count = COSTS.get(name, (None, -1))
+    if make is None or len(values) != count:
         raise ValueError(text)
-    return name, values
+    return make, values
 
 
 def _cost(text: str) -> str:
-    split_cost(text)
+    _split_cost(text)
     return text
 
 
@@ -90,7 +99,9 @@ _POSITIVE = Checked(
 )
 _DURATION = Checked("a number, at least 0", float, lambda value: value >= 0)
 _DECAY = Checked(
-    "greater than 0 and at most 0.9999", float, lambda value: 0 < value <= 0.9999
+    f"greater than 0 and at most {SLOWEST_DECAY}",
+    float,
+    lambda value: 0 < value <= SLOWEST_DECAY,
 )
 _TAU = Checked(
     "greater than 0 and at most 1 (1 keeps the marginal)",
@@ -98,7 +109,7 @@ _TAU = Checked(
     lambda value: 0 < value <= 1,
 )
 _COST = Checked(
-    f"one of {', '.join(COST_NUMBERS)}, with its numbers, such as pnormp:1.5, "
+    f"one of {', '.join(COSTS)}, with its numbers, such as pnormp:1.5, "
     "elastic:0.5,1 or arccos:1",
     _cost,
     lambda _: True,

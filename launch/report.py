@@ -6,6 +6,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ott_shard.geometry import DEFAULT_EPSILON
+
 from .config import Config
 from .data import Clouds
 
@@ -27,10 +29,13 @@ def configuration(config: Config, mesh: Mesh, clouds: Clouds) -> str:
 
 def _epsilon(config: Config) -> str:
     unit = config.epsilon_unit
+    factor = DEFAULT_EPSILON if config.epsilon is None else config.epsilon
+    text = f"{factor:g}"
+    if config.epsilon_init is not None:
+        text = f"{config.epsilon_init:g} down to {text}"
     if config.epsilon is not None and unit == "absolute":
-        return f"{config.epsilon:g}"
-    factor = 0.05 if config.epsilon is None else config.epsilon
-    return f"{factor:g} x {'std' if unit == 'absolute' else unit} of costs"
+        return text
+    return f"{text} x {'std' if unit == 'absolute' else unit} of costs"
 
 
 class ProgressPrinter:

@@ -68,7 +68,7 @@ def collect(
         "error_floor": max(float(term.error_floor) for term in outcome.terms),
         "epsilon": float(main.epsilon),
         "cost": config.cost,
-        "scale_cost": float(main.geom.scale_cost),
+        "scale_cost": float(main.problem.pairs.scale),
         "tau_a": config.tau_a,
         "tau_b": config.tau_b,
         "threshold": config.threshold,

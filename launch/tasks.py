@@ -9,11 +9,12 @@ import jax
 from jax.sharding import Mesh
 
 import ott_shard as otts
+from ott_shard.geometry import DEFAULT_EPSILON
 
 from .config import Config
 from .data import Clouds
 from .errors import BadInput
-from .flags import split_cost
+from .flags import cost_named
 
 Progress = Callable[[str, int, float, float], None]
 # Solutions, in the order of TERMS.
@@ -22,16 +23,6 @@ Compute = Callable[[Config, Mesh, Clouds, Progress | None], tuple[jax.Array, Ter
 
 # The pairs of clouds that solutions are between; the first is the one to save.
 TERMS = ("xy", "xx", "yy")
-COSTS = {
-    "sqeuclidean": otts.costs.SqEuclidean,
-    "euclidean": otts.costs.Euclidean,
-    "pnormp": otts.costs.PNormP,
-    "sqpnorm": otts.costs.SqPNorm,
-    "elastic": otts.costs.Elastic,
-    "cosine": otts.costs.Cosine,
-    "negdotproduct": otts.costs.NegDotProduct,
-    "arccos": otts.costs.Arccos,
-}
 
 
 class Task(NamedTuple):
@@ -111,9 +102,8 @@ def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
 
 
 def _cost(config: Config) -> otts.costs.CostFn:
-    name, numbers = split_cost(config.cost)
     try:
-        return COSTS[name](*(int(v) if v.is_integer() else v for v in numbers))
+        return cost_named(config.cost)
     except ValueError as error:
         raise BadInput(f"--cost={config.cost}: {error}") from None
 
@@ -124,7 +114,7 @@ def _epsilon(config: Config) -> dict[str, Any]:
         return dict(epsilon=config.epsilon, relative_epsilon=unit)
     target = config.epsilon
     if target is None:  # the library's default, which a schedule must name
-        target, unit = 0.05, unit or "std"
+        target, unit = DEFAULT_EPSILON, unit or "std"
     try:
         schedule = otts.Epsilon(target, config.epsilon_init, config.epsilon_decay)
     except ValueError as error:

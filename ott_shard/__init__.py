@@ -16,12 +16,10 @@ from ott_shard.divergence import (
     sinkhorn_divergence as sinkhorn_divergence,
 )
 from ott_shard.epsilon import Epsilon as Epsilon
-from ott_shard.geometry import (
-    CostStatistics as CostStatistics,
-    PointCloud as PointCloud,
-)
+from ott_shard.geometry import PointCloud as PointCloud
 from ott_shard.mesh import make_mesh as make_mesh
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status
+from ott_shard.units import CostStatistics as CostStatistics
 
 __version__ = "0.1.0"

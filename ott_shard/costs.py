@@ -72,26 +72,37 @@ class NormedCost(CostFn, Protocol):
 def register(cls: type) -> type:
     """Make a dataclass a pytree: fields are leaves, but those of metadata static.
 
-    ``jax.tree_util.register_dataclass`` will not do: two classes with the same fields
-    compare equal as structures (jax 0.10 to 0.12), and a program compiled for one cost
-    is now and then taken for another. Here the class is part of the structure.
+    For ``jax.tree_util.register_dataclass`` two classes with the same fields are equal
+    structures (jax 0.10 to 0.12), and a program compiled for one cost is now and then
+    taken for the other's. Classes registered as here are told apart.
     """
     fields = dataclasses.fields(cls)
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(cost: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        names = (cls, *(getattr(cost, name) for name in static))
-        return [getattr(cost, name) for name in leaves], names
+        values = [getattr(cost, name) for name in leaves]
+        return values, tuple(getattr(cost, name) for name in static)
 
-    def unflatten(names: tuple[Any, ...], values: Any) -> Any:
+    def unflatten(constants: tuple[Any, ...], values: Any) -> Any:
         cost = object.__new__(cls)
-        for name, value in zip(leaves + static, [*values, *names[1:]], strict=True):
+        for name, value in zip(leaves + static, [*values, *constants], strict=True):
             object.__setattr__(cost, name, value)
         return cost
 
     register_pytree_node(cls, flatten, unflatten)
     return cls
+
+
+def classes_in(cost: CostFn) -> tuple[type, ...]:
+    """Of all nodes of a cost, so that costs registered otherwise are told apart too."""
+
+    def walk(structure: Any) -> list[type]:
+        node = structure.node_data()
+        below = [kind for child in structure.children() for kind in walk(child)]
+        return [node[0], *below] if node else below
+
+    return tuple(walk(jax.tree.structure(cost)))
 
 
 @register
@@ -150,14 +161,27 @@ class Euclidean:
         return power(sqdist(precision, x, y), 0.5)
 
 
-def _check_power(p: float) -> None:
-    if not (isinstance(p, int | float) and 1 <= p < float("inf")):
-        raise ValueError(f"p must be a finite Python number from 1 up, got {p!r}")
+@dataclasses.dataclass(frozen=True)
+class _OfPowers:
+    """A cost made of sum_k |x_k - y_k|^p.
+
+    Attributes:
+        p: from 1 up, a Python number; another one is another program.
+    """
+
+    p: float = dataclasses.field(metadata=dict(static=True))
+
+    translation_invariant = True
+
+    def __post_init__(self):
+        if not (isinstance(self.p, int | float) and 1 <= self.p < float("inf")):
+            raise ValueError(
+                f"p must be a finite Python number from 1 up, got {self.p!r}"
+            )
 
 
 @register
-@dataclasses.dataclass(frozen=True)
-class PNormP:
+class PNormP(_OfPowers):
     """The p-norm to the power p, divided by p: C(x, y) = sum_k |x_k - y_k|^p / p.
 
     Attributes:
@@ -169,13 +193,6 @@ class PNormP:
     7.0
     """
 
-    p: float = dataclasses.field(metadata=dict(static=True))
-
-    translation_invariant = True
-
-    def __post_init__(self):
-        _check_power(self.p)
-
     def pairwise(
         self, x: jax.Array, y: jax.Array, precision: str = "highest"
     ) -> jax.Array:
@@ -184,8 +201,7 @@ class PNormP:
 
 
 @register
-@dataclasses.dataclass(frozen=True)
-class SqPNorm:
+class SqPNorm(_OfPowers):
     """Half the squared p-norm: C(x, y) = (sum_k |x_k - y_k|^p)^(2 / p) / 2.
 
     Attributes:
@@ -196,13 +212,6 @@ class SqPNorm:
     >>> float(SqPNorm(1).pairwise(x, y)[0, 0])
     24.5
     """
-
-    p: float = dataclasses.field(metadata=dict(static=True))
-
-    translation_invariant = True
-
-    def __post_init__(self):
-        _check_power(self.p)
 
     def pairwise(
         self, x: jax.Array, y: jax.Array, precision: str = "highest"
@@ -390,7 +399,9 @@ class Custom:
     translation_invariant = False
 
     def __post_init__(self):
-        if callable(self.fn) and jax.tree.leaves(self.fn) == [self.fn]:
+        if callable(self.fn) and any(
+            leaf is self.fn for leaf in jax.tree.leaves(self.fn)
+        ):
             object.__setattr__(self, "fn", Partial(self.fn))
 
     def pairwise(

@@ -10,7 +10,7 @@ from jax.tree_util import register_dataclass
 
 from ott_shard import _checks
 
-_SLOWEST = 0.9999  # 7,000 iterations to halve
+SLOWEST_DECAY = 0.9999  # 7,000 iterations to halve
 
 
 @register_dataclass
@@ -51,7 +51,7 @@ class Epsilon:
         """The schedule in `dtype` (None: as it is), refused if out of range."""
         target = _checks.scalar("epsilon", self.target, dtype=dtype)
         init = _checks.scalar("init", self.init, dtype=dtype)
-        decay = _checks.scalar("decay", self.decay, up_to=_SLOWEST, dtype=dtype)
+        decay = _checks.scalar("decay", self.decay, up_to=SLOWEST_DECAY, dtype=dtype)
         known = [_checks.concrete(value) for value in (init, target)]
         if all(value is not None for value in known) and known[0] < known[1]:
             raise ValueError(

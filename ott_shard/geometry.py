@@ -29,7 +29,7 @@ from ott_shard.units import CostStatistics
 # Measured on CPU (BUILD_NOTES M1): the best tile at d = 3 and 64.
 _DEFAULT_TILE = 1024
 # OTT's default: epsilon = 0.05 x standard deviation of the costs.
-_DEFAULT_EPSILON = 0.05
+DEFAULT_EPSILON = 0.05
 _PRECISIONS = ("default", "high", "highest")
 
 
@@ -112,7 +112,7 @@ class PointCloud:
         cost = _as_cost(cost_fn, xs.shape[1], dtype)
         units.check(relative_epsilon, scale_cost, cost)
         if epsilon is None:
-            epsilon, relative_epsilon = _DEFAULT_EPSILON, relative_epsilon or "std"
+            epsilon, relative_epsilon = DEFAULT_EPSILON, relative_epsilon or "std"
         if not isinstance(epsilon, Epsilon):
             number = _checks.scalar("epsilon", epsilon, dtype=dtype)
             epsilon = Epsilon.constant(number)
@@ -137,7 +137,6 @@ class PointCloud:
             row_axes=row_axes,
             col_axes=col_axes,
             block=_block(batch_size, precision, cost, xs.shape[1]),
-            cost_type=type(cost),
         )
         self._set(
             *(pairs, epsilon.checked(dtype), relative_epsilon),
@@ -271,7 +270,13 @@ class PointCloud:
 
     @property
     def _of_uniform(self) -> "PointCloud":
+        if not self._relative:
+            return self
         return self.resolve(self.weights(None, 0), self.weights(None, 1))
+
+    @property
+    def _relative(self) -> bool:
+        return bool(self.relative_epsilon or self.relative_scale)
 
     def resolve(self, a: jax.Array, b: jax.Array) -> "PointCloud":
         """The same, centred, with scale and epsilon as numbers, for padded weights.
@@ -279,9 +284,10 @@ class PointCloud:
         One pass if scale or epsilon is a statistic, else none.
         """
         pairs, schedule = units.centred(self.pairs, a, b), self.schedule
-        relative = self.relative_epsilon, self.relative_scale
-        if relative != (None, None):
-            scale, schedule = units.resolve(pairs, schedule, a, b, *relative)
+        if self._relative:
+            scale, schedule = units.resolve(
+                pairs, schedule, a, b, self.relative_epsilon, self.relative_scale
+            )
             pairs = dataclasses.replace(pairs, scale=scale)
         return self._resolved(pairs, schedule, self.n, self.m)
 
@@ -320,11 +326,11 @@ def _as_cost(cost_fn: Any, d: int, dtype: Any) -> costs.CostFn:
 
 def _block(batch_size: Any, precision: str, cost: costs.CostFn, d: int) -> Block:
     if batch_size is None:
-        size = _DEFAULT_TILE
+        batch_size = _DEFAULT_TILE
         # A function of two points may make something of size d for each of them.
-        while isinstance(cost, costs.Custom) and size > 64 and size**2 * d > 2**20:
-            size //= 2
-        return Block(size, size, precision)
+        costly = isinstance(cost, costs.Custom)
+        while costly and batch_size > 64 and batch_size**2 * d > 2**20:
+            batch_size //= 2
     pair = isinstance(batch_size, tuple | list)
     sizes = batch_size if pair else (batch_size, batch_size)
     if len(sizes) != 2:
@@ -332,4 +338,4 @@ def _block(batch_size: Any, precision: str, cost: costs.CostFn, d: int) -> Block
             f"batch_size must be an int or a pair (rows, cols), got {batch_size!r}"
         )
     rows, cols = (_checks.integer("batch_size", size) for size in sizes)
-    return Block(rows, cols, precision)
+    return Block(rows, cols, precision, costs.classes_in(cost))

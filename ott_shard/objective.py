@@ -62,10 +62,15 @@ def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
 
 
 def marginal_error(problem: Problem, psi, transform) -> jax.Array:
-    """L1 distance of the column sums from b (balanced) or b exp(-psi / rho_b)."""
-    sums = jnp.exp(_capped((psi - transform) / problem.epsilon))
-    wanted = jnp.exp(_capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
-    return jnp.sum(problem.b * jnp.abs(sums - wanted))
+    """L1 distance of the column sums from what they are to be."""
+    sums = problem.b * jnp.exp(_capped((psi - transform) / problem.epsilon))
+    return jnp.sum(jnp.abs(sums - _wanted_sums(problem, psi)))
+
+
+def _wanted_sums(problem: Problem, psi: jax.Array) -> jax.Array:
+    """b (balanced) or b exp(-psi / rho_b), [m padded]."""
+    inverse_rho = _inverse_rho(problem.epsilon, problem.tau_b)
+    return problem.b * jnp.exp(_capped(-psi * inverse_rho))
 
 
 def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
@@ -81,9 +86,7 @@ def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
         share = jnp.maximum(share, jnp.vdot(w, w) / jnp.square(w.sum()))
     rounding = jnp.finfo(phi.dtype).eps / 2
     factor = 0.75 * (1 + share)
-    # An unbalanced plan may be much heavier or lighter than b.
-    slope = jnp.exp(_capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
-    mass = jnp.sum(problem.b * slope)
+    mass = _wanted_sums(problem, psi).sum()  # of the plan: not b's if unbalanced
     return rounding * (4 + factor * size / problem.epsilon) * mass
 
 

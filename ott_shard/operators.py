@@ -38,7 +38,6 @@ class Pairs:
         row_axes: the mesh axes that split x.
         col_axes: the mesh axes that split y.
         block: the largest tile.
-        cost_type: the class of `cost`, so that no program is taken for another's.
     """
 
     x: jax.Array
@@ -50,8 +49,6 @@ class Pairs:
     row_axes: Axes = dataclasses.field(metadata=dict(static=True))
     col_axes: Axes = dataclasses.field(metadata=dict(static=True))
     block: Block = dataclasses.field(metadata=dict(static=True))
-    # Structures of two dataclasses may compare equal, see costs.register.
-    cost_type: type = dataclasses.field(metadata=dict(static=True))
 
     @property
     def T(self) -> "Pairs":  # noqa: N802 (the transpose is called T everywhere)

@@ -29,11 +29,20 @@ _SAMPLE = 128
 
 
 class Block(NamedTuple):
-    """The most rows and columns that a tile may have, and the precision of its dots."""
+    """What is static about a tile.
+
+    Attributes:
+        rows: the most rows that it may have.
+        cols: the most columns.
+        precision: of its matrix products.
+        classes: those in the cost, see :func:`ott_shard.costs.register`: no program for
+            one cost may be taken for another's.
+    """
 
     rows: int
     cols: int
-    precision: str = "highest"
+    precision: str
+    classes: tuple[type, ...]
 
 
 class Operands(NamedTuple):

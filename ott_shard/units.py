@@ -16,8 +16,8 @@ from ott_shard.costs import CostFn, NormedCost
 from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
 
-_OF_COSTS = ("mean", "std", "max_cost")
-_OF_POINTS = ("max_norm", "max_bound")
+OF_COSTS = ("mean", "std", "max_cost")
+OF_POINTS = ("max_norm", "max_bound")
 
 
 class CostStatistics(NamedTuple):
@@ -38,10 +38,10 @@ def check(relative_epsilon: Any, scale_cost: Any, cost: CostFn) -> None:
             "scale_cost must not be 'median', got it, for a median needs all costs at "
             "once: use 'mean' or 'std', or give the median of a subsample as a number"
         )
-    _checks.choice("scale_cost", scale_cost, (*_OF_COSTS, *_OF_POINTS))
-    if scale_cost in _OF_POINTS and not isinstance(cost, NormedCost):
+    _checks.choice("scale_cost", scale_cost, (*OF_COSTS, *OF_POINTS))
+    if scale_cost in OF_POINTS and not isinstance(cost, NormedCost):
         raise ValueError(
-            f"scale_cost must be a number or one of {_OF_COSTS} for {cost}, got "
+            f"scale_cost must be a number or one of {OF_COSTS} for {cost}, got "
             f"{scale_cost!r}, which needs a norm of points"
         )
 
@@ -98,7 +98,7 @@ def resolve(
     scale, factor = pairs.scale, jnp.ones_like(size)
     if relative_epsilon:
         factor = unit(getattr(stats, relative_epsilon))
-    if relative_scale in _OF_POINTS:
+    if relative_scale in OF_POINTS:
         scale = unit(_of_points(pairs, a, b, relative_scale))
     elif relative_scale:
         scale = unit(getattr(stats, relative_scale.removesuffix("_cost")))

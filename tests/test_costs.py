@@ -1,5 +1,6 @@
 """Every cost: its values, its derivatives at awkward points, forbidden pairs."""
 
+import dataclasses
 import functools
 
 import jax
@@ -141,13 +142,35 @@ def test_no_two_costs_are_one_structure():
     structures = [jax.tree.structure(cost) for cost in COSTS.values()]
     for k, one in enumerate(structures):
         assert all(one != other for other in structures[:k])
-        assert (
-            jax.tree.unflatten(one, jax.tree.leaves([*COSTS.values()][k])) is not None
+    for cost in COSTS.values():
+        assert repr(jax.tree.map(lambda leaf: leaf, cost)) == repr(cost)
+
+
+def test_costs_registered_by_jax_are_told_apart():
+    """Two dataclasses with the same fields, alone or as a function, are not one."""
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Once:
+        translation_invariant = True
+
+        def pairwise(self, x, y, precision):
+            return costs.SqEuclidean().pairwise(x, y, precision)
+
+        def __call__(self, x, y):
+            return jnp.sum((x - y) ** 2)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Twice(Once):
+        pass
+
+    for make in (lambda cost: cost, costs.Custom):
+        one, two = (
+            jax.tree.structure(otts.PointCloud([[0.0]], [[1.0]], cost_fn=make(kind())))
+            for kind in (Once, Twice)
         )
-    geoms = [otts.PointCloud([[0.0]], [[1.0]], cost_fn=c) for c in COSTS.values()]
-    assert len({g.pairs.cost_type for g in geoms}) == len(
-        {type(c) for c in COSTS.values()}
-    )
+        assert one != two
 
 
 def test_cosine_of_long_short_and_zero_vectors():

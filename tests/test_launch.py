@@ -129,7 +129,7 @@ def test_solve_from_files(tmp_path, capsys):
         assert word in captured.out
 
 
-def test_cost_unit_and_schedule(tmp_path):
+def test_cost_unit_and_schedule(tmp_path, capsys):
     p = ref.problem(13, 21)
     np.save(tmp_path / "x.npy", p.x)
     np.save(tmp_path / "y.npy", p.y)
@@ -149,6 +149,7 @@ def test_cost_unit_and_schedule(tmp_path):
     )
     want, record = otts.solve(geom), read_record(out)
     assert code == 0 and bool(want.converged)
+    assert "epsilon 1 down to 0.02 x std of costs" in capsys.readouterr().out
     for name in ("reg_ot_cost", "epsilon", "n_iters", "error_floor"):
         np.testing.assert_allclose(record[name], getattr(want, name), rtol=1e-6)
     np.testing.assert_allclose(record["scale_cost"], geom.scale_cost, rtol=1e-6)

@@ -139,6 +139,30 @@ def test_a_stall_is_said_and_ends_the_run():
         out.raise_if_failed()
 
 
+@pytest.mark.parametrize(
+    ("shift", "threshold", "status"),
+    [(3.0, 1e-8, "CONVERGED"), (-2.0, 1e-6, "STALLED")],
+)
+def test_the_floor_is_that_of_the_mass_of_the_plan(shift, threshold, status):
+    """An unbalanced plan may be much lighter or heavier than its weights."""
+    p = ref.problem(13, 21)
+    x, y, a, b = p.cast(jnp.float32)
+
+    @jax.jit
+    def solve(shift, threshold):
+        cost = jax.tree_util.Partial(lambda s, x, y: jnp.sum((x - y) ** 2) + s, shift)
+        mesh = otts.make_mesh(*MESH_SHAPE)
+        geom = otts.PointCloud(x, y, cost_fn=cost, epsilon=0.05, mesh=mesh)
+        out = otts.solve(geom, a, b, tau_a=0.8, tau_b=0.6, threshold=threshold)
+        return out, out.transport_mass
+
+    out, mass = solve(shift, threshold)
+    cost = ref.sqeuclidean(p.x, p.y) + shift
+    want = ref.sinkhorn(cost, p.a, p.b, 0.05, iterations=300, tau_a=0.8, tau_b=0.6)
+    assert out.status.name == status
+    np.testing.assert_allclose(mass, want.plan.sum(), rtol=1e-4)
+
+
 def test_the_floor_is_that_of_the_dtype():
     """In float64 the same problem has no floor to speak of, and goes on."""
     with jax.enable_x64(True):

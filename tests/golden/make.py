@@ -47,8 +47,8 @@ from ott.tools import sinkhorn_divergence
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-import optimum  # noqa: E402
-import reference as ref  # noqa: E402
+import optimum  # noqa: E402 (the path comes first)
+import reference as ref  # noqa: E402 (likewise)
 
 BALANCED, UNBALANCED, SEMI, EQUAL = (1.0, 1.0), (0.8, 0.6), (1.0, 0.7), (0.7, 0.7)
 
