@@ -24,7 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ott_shard as otts
 from ott_shard import mesh as meshes, objective, operators
-from ott_shard.solution import Problem
+from ott_shard.implicit import DEFAULT
+from ott_shard.problem import Problem
 
 from . import devices, flags, results
 from .bench_peers import PeerError, PeerTask, python_with_peers, start
@@ -178,9 +179,7 @@ def _moved(problem: Problem, x: jax.Array, y: jax.Array) -> Problem:
 
 def _reg_ot_cost(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Array:
     """The value as a function of the points, as at the end of a solution."""
-    # The second transform only matters to the derivative in b; psi has its shape.
-    potentials, transforms = (out.phi, out.psi), (out.phi, out.psi)
-    return objective.dual_objective(_moved(out.problem, x, y), potentials, transforms)
+    return objective.optimum(DEFAULT, _moved(out.problem, x, y), out.found)
 
 
 def _softmin_sum(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Array:

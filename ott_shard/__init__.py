@@ -17,6 +17,11 @@ from ott_shard.divergence import (
 )
 from ott_shard.epsilon import Epsilon as Epsilon
 from ott_shard.geometry import PointCloud as PointCloud
+from ott_shard.implicit import ImplicitDiff as ImplicitDiff
+from ott_shard.linear_solve import (
+    LinearSolve as LinearSolve,
+    LinearStatus as LinearStatus,
+)
 from ott_shard.mesh import make_mesh as make_mesh
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status

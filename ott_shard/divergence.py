@@ -12,11 +12,12 @@ from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, sinkhorn
+from ott_shard import _checks, implicit, sinkhorn
 from ott_shard.costs import CostFn
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
-from ott_shard.sinkhorn import Limits, Progress
+from ott_shard.implicit import ImplicitDiff
+from ott_shard.sinkhorn import Limits, Progress, Settings
 from ott_shard.solution import SinkhornOutput, Status
 
 
@@ -84,6 +85,7 @@ def sinkhorn_divergence(
     max_iterations: int = 2000,
     min_iterations: int = 0,
     inner_iterations: int = 10,
+    implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
 ) -> tuple[jax.Array, SinkhornDivergenceOutput]:
     """Sinkhorn divergence between two clouds.
@@ -116,12 +118,13 @@ def sinkhorn_divergence(
         max_iterations: of each problem.
         min_iterations: of each problem.
         inner_iterations: iterations between two checks.
+        implicit_diff: how potentials, and so values twice, are differentiated.
         progress: called with (term, iteration, error, seconds per iteration), where
             term is "xy", "xx" or "yy".
 
     Returns:
-        The divergence, scalar, differentiable with respect to points, weights and
-        epsilon by the envelope theorem, and a :class:`SinkhornDivergenceOutput`.
+        The divergence, scalar, differentiable as the value of :func:`ott_shard.solve`,
+        and a :class:`SinkhornDivergenceOutput`.
 
     Raises:
         ValueError, TypeError: for bad arguments, before anything is compiled.
@@ -140,7 +143,7 @@ def sinkhorn_divergence(
         >>> grad(x).shape
         (6, 1)
     """
-    _checks.optional_callable("progress", progress)
+    sinkhorn.check(implicit_diff, progress)
     _checks.choice("static_b", static_b, (False, True))
     same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
     limits = Limits(max_iterations, min_iterations, inner_iterations)
@@ -170,9 +173,8 @@ def sinkhorn_divergence(
     def term(name: str, geom: PointCloud, a, b) -> SinkhornOutput:
         return sinkhorn.run(
             (geom, a, b, tau_a, tau_b),
+            Settings(limits, implicit_diff, symmetric=same_tau and name != "xy"),
             threshold=threshold,
-            limits=limits,
-            symmetric=same_tau and name != "xy",
             progress=functools.partial(progress, name) if progress else None,
         )
 

@@ -1,44 +1,43 @@
 """What potentials are worth: value, marginal error, and what rounding adds to it."""
 
 import dataclasses
-import math
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from ott_shard.solution import Problem
+from ott_shard.forward import active, partial_jvp
+from ott_shard.implicit import ImplicitDiff, capped, potentials
+from ott_shard.problem import Found, Problem
 
 
 def dual_objective(
-    problem: Problem,
-    potentials: tuple[jax.Array, jax.Array],
-    transforms: tuple[jax.Array, jax.Array],
+    problem: Problem, found: Found, held: Problem | None = None
 ) -> jax.Array:
-    """The dual objective at fixed potentials, whose derivative is the envelope's.
+    """The dual objective at given potentials.
 
     -<a, phi*(-phi)> - <b, phi*(-psi)> - eps (sum P - sum a b^T), where for tau = 1 the
     conjugate term is just <a, phi> (Sejourne et al., Sinkhorn divergences for
     unbalanced optimal transport, 2019).
 
     Args:
-        problem: differentiable: points, weights, epsilon and tau.
-        potentials: phi [n padded] and psi [m padded], without their weights.
-        transforms: the c-transforms of psi [n padded] and of phi [m padded], which
-            the iteration has computed.
+        problem: points, weights, epsilon and tau.
+        found: potentials, and their c-transforms, which the iteration has computed.
+        held: the same problem, in which there is no derivative: then that in b is
+            written out, and takes no pass.
 
     Returns:
         Scalar. No pass; its gradient is one, by the rule in :mod:`tile`.
     """
-    (phi, psi), (rows, cols) = potentials, transforms
+    phi, psi, rows, cols = found
     a, b, epsilon = problem.a, problem.b, problem.epsilon
-    fixed = dataclasses.replace(problem, b=lax.stop_gradient(b))
-    # P_ij / a_i summed over j. The softmin carries the derivative in points and
-    # epsilon; that in the weights is written out, so that it exists at weight 0.
-    row_sums = jnp.exp(_capped((phi - fixed.to_rows(psi, known=rows)) / epsilon))
-    col_sums = jnp.exp(_capped((psi - cols) / epsilon))
-    mass = jnp.sum(a * row_sums) + _derivative_only(b, col_sums)
+    fixed = problem if held is None else dataclasses.replace(problem, b=held.b)
+    # P_ij / a_i summed over j. The softmin carries derivatives in points and epsilon.
+    row_sums = jnp.exp(capped((phi - fixed.to_rows(psi, rows)) / epsilon))
+    mass = jnp.sum(a * row_sums)
+    if held is not None:
+        exponent = (psi - held.to_cols(phi, cols)) / held.epsilon
+        mass += jnp.vdot(b - held.b, jnp.exp(capped(exponent)))
     return (
         jnp.sum(a * _conjugate(phi, _inverse_rho(epsilon, problem.tau_a)))
         + jnp.sum(b * _conjugate(psi, _inverse_rho(epsilon, problem.tau_b)))
@@ -46,9 +45,28 @@ def dual_objective(
     )
 
 
-def _derivative_only(w: jax.Array, slope: Any) -> jax.Array:
-    """0, with derivative `slope` in w."""
-    return jnp.vdot(w - lax.stop_gradient(w), lax.stop_gradient(slope))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def optimum(settings: ImplicitDiff, problem: Problem, found: Found) -> jax.Array:
+    """The dual objective at its optimum, as a function of the problem alone.
+
+    Its derivative is that at fixed potentials (Danskin's theorem), without any linear
+    system; its derivatives of higher order follow the potentials.
+    """
+    return dual_objective(problem, found)
+
+
+@functools.partial(optimum.defjvp, symbolic_zeros=True)
+def _optimum_jvp(settings, primals, tangents):
+    problem, found = primals
+    phi, psi = potentials(settings, problem, found)
+    at = found._replace(phi=phi, psi=psi)
+    _, slope = partial_jvp(
+        lambda p: dual_objective(p, at, held=problem),
+        (problem,),
+        (active(tangents[0]),),
+    )
+    out = optimum(settings, problem, found)
+    return out, jnp.zeros_like(out) if slope is None else slope
 
 
 def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
@@ -58,19 +76,19 @@ def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
     small = jnp.abs(t) < 1e-2
     series = phi * (1 - t / 2 * (1 - t / 3 * (1 - t / 4 * (1 - t / 5))))
     s = jnp.where(inverse_rho == 0, 1.0, inverse_rho)
-    return jnp.where(small, series, -jnp.expm1(_capped(-jnp.where(small, 1.0, t))) / s)
+    return jnp.where(small, series, -jnp.expm1(capped(-jnp.where(small, 1.0, t))) / s)
 
 
 def marginal_error(problem: Problem, psi, transform) -> jax.Array:
     """L1 distance of the column sums from what they are to be."""
-    sums = problem.b * jnp.exp(_capped((psi - transform) / problem.epsilon))
+    sums = problem.b * jnp.exp(capped((psi - transform) / problem.epsilon))
     return jnp.sum(jnp.abs(sums - _wanted_sums(problem, psi)))
 
 
 def _wanted_sums(problem: Problem, psi: jax.Array) -> jax.Array:
     """b (balanced) or b exp(-psi / rho_b), [m padded]."""
     inverse_rho = _inverse_rho(problem.epsilon, problem.tau_b)
-    return problem.b * jnp.exp(_capped(-psi * inverse_rho))
+    return problem.b * jnp.exp(capped(-psi * inverse_rho))
 
 
 def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
@@ -88,11 +106,6 @@ def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
     factor = 0.75 * (1 + share)
     mass = _wanted_sums(problem, psi).sum()  # of the plan: not b's if unbalanced
     return rounding * (4 + factor * size / problem.epsilon) * mass
-
-
-def _capped(t: jax.Array) -> jax.Array:
-    """`t` where its exponential is finite: 0 mass may stand far from all others."""
-    return jnp.minimum(t, 0.9 * math.log(jnp.finfo(t.dtype).max))
 
 
 def _inverse_rho(epsilon, tau):

@@ -74,11 +74,10 @@ def _reduce_rows(
     col_args: tuple[jax.Array, ...],
     epsilon: jax.Array,
 ) -> Any:
-    """Run `local(operands, keep, row_args, col_args, sharpness, scale)` on all devices.
+    """Run `local(operands, row_args, col_args, sharpness, scale)` on all devices.
 
-    `col_args` starts with the potential psi and the weights b, from which the bias
-    h_j = log b_j + psi_j / eps is made; a column of weight 0 is not kept. The result
-    has one entry per row of x, split like x.
+    `col_args` starts with the potential psi, of which the bias h = psi / eps is made.
+    The result has one entry per row of x, split like x.
 
     `sharpness` is 1 / eps, and all that is to be divided by eps is multiplied by it:
     its rounding then is that of epsilon, the same everywhere, and not one of the large
@@ -86,11 +85,11 @@ def _reduce_rows(
     """
 
     def on_device(x, y, row_args, col_args, cost, centre, scale, epsilon):
-        psi, b, *others = col_args
-        keep, sharpness = b > 0, 1 / epsilon
-        h = jnp.log(jnp.where(keep, b, 1.0)) + psi * sharpness
-        operands = Operands((cost, centre, sharpness / scale), x, (y, h))
-        return local(operands, keep, row_args, others, sharpness, scale)
+        psi, *others = col_args
+        sharpness = 1 / epsilon
+        shared = cost, centre, sharpness / scale
+        operands = Operands(shared, x, (y, psi * sharpness))
+        return local(operands, row_args, others, sharpness, scale)
 
     rows, cols = PartitionSpec(pairs.row_axes), PartitionSpec(pairs.col_axes)
     everywhere = (PartitionSpec(),) * 4
@@ -127,8 +126,8 @@ def softmin(
         m d / cols + tile) memory forward and backward, two all-reduces of n / rows.
     """
 
-    def local(operands, keep, known, _, sharpness, scale):
-        args = pairs.block, pairs.col_axes, operands, keep
+    def local(operands, known, col_args, sharpness, scale):
+        args = pairs.block, pairs.col_axes, operands, *col_args
         if known is None:
             return -tile.local_lse(*args) / sharpness
         return -tile.local_known_lse(*args, -known * sharpness) / sharpness
@@ -146,13 +145,13 @@ def apply_plan(
 ) -> jax.Array:
     """sum_j P_ij v_j, [m, k] to [n, k]; one all-reduce."""
 
-    def local(operands, keep, row_args, col_args, sharpness, scale):
+    def local(operands, row_args, col_args, sharpness, scale):
         (phi, a), (values,) = row_args, col_args
-        sums = tile.local_apply(pairs.block, operands, phi * sharpness, values, keep)
+        sums = tile.local_apply(pairs.block, operands, phi * sharpness, values)
         return a[:, None] * axis_sum(sums, pairs.col_axes)
 
     (phi, psi), (a, b) = potentials, weights
-    return _reduce_rows(pairs, local, (phi, a), (psi, b, values), epsilon)
+    return _reduce_rows(pairs, local, (phi, a), (psi, b[:, None] * values), epsilon)
 
 
 @jax.jit
@@ -164,9 +163,9 @@ def plan_cost(
 ) -> jax.Array:
     """sum_j P_ij C_ij, [n]; one all-reduce."""
 
-    def local(operands, keep, row_args, _, sharpness, scale):
+    def local(operands, row_args, col_args, sharpness, scale):
         phi, a = row_args
-        sums = tile.local_plan_cost(pairs.block, operands, phi * sharpness, keep)
+        sums = tile.local_plan_cost(pairs.block, operands, phi * sharpness, *col_args)
         return a * axis_sum(sums, pairs.col_axes) / scale
 
     (phi, psi), (a, b) = potentials, weights
@@ -180,7 +179,7 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     `deviation` of the result is the variance.
     """
 
-    def local(operands, _, __, col_args, ___, scale):
+    def local(operands, _, col_args, __, scale):
         own = tile.local_moments(pairs.block, operands, *col_args)
         total = axis_sum(own.weight, pairs.col_axes)
         some = jnp.where(total > 0, total, 1.0)
@@ -195,7 +194,7 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
 
     # There is no potential here; any epsilon will do.
     unused = jnp.ones_like(pairs.scale)
-    rows = _reduce_rows(pairs, local, (), (jnp.zeros_like(b), b, b), unused)
+    rows = _reduce_rows(pairs, local, (), (jnp.zeros_like(b), b), unused)
     weight = a * rows.weight
     total = weight.sum()
     mean = jnp.sum(weight * rows.mean) / total
@@ -212,12 +211,12 @@ def cost_size(pairs: Pairs, a: jax.Array, b: jax.Array) -> jax.Array:
     place.
     """
 
-    def local(operands, _, a, col_args, __, scale):
+    def local(operands, a, col_args, _, scale):
         sums = tile.local_cost_size(pairs.block, operands, a, *col_args)
         total, weight = (axis_sum(part, pairs.col_axes) for part in sums)
         return total / scale, weight
 
-    columns = (jnp.zeros_like(b), b, b)
+    columns = (jnp.zeros_like(b), b)
     # One number from every device, as if it were its row.
     total, weight = _reduce_rows(pairs, local, a, columns, jnp.ones_like(pairs.scale))
     return total.sum() / jnp.where(weight.sum() > 0, weight.sum(), 1.0)

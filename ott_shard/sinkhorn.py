@@ -9,17 +9,19 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, objective, operators
+from ott_shard import _checks, implicit, loops, objective, operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
-from ott_shard.solution import Problem, SinkhornOutput, Status
+from ott_shard.implicit import ImplicitDiff
+from ott_shard.problem import Found, Problem
+from ott_shard.solution import SinkhornOutput, Status
 
 Progress = Callable[[str, int, float, float], None]
 
@@ -45,6 +47,28 @@ class Limits:
                 f"min_iterations must be at most max_iterations = {self.max_iterations}"
                 f", got {self.min_iterations}"
             )
+
+    @property
+    def checks(self) -> int:
+        """The most checks of the error that there may be."""
+        return -(-self.max_iterations // self.inner_iterations)
+
+
+class Settings(NamedTuple):
+    """What is static about a run.
+
+    Attributes:
+        limits: when to check and when to stop.
+        implicit_diff: how potentials are differentiated; None: through the iteration.
+        symmetric: both clouds, weights and taus are the same: then f = g and half steps
+            towards the one fixed point converge in a few iterations (Feydy et al.,
+            Interpolating between optimal transport and MMD using Sinkhorn divergences,
+            2019).
+    """
+
+    limits: Limits
+    implicit_diff: ImplicitDiff | None
+    symmetric: bool = False
 
 
 # So many checks without a smaller error, at the level of rounding, are a stall.
@@ -90,6 +114,7 @@ def solve(
     max_iterations: int = 2000,
     min_iterations: int = 0,
     inner_iterations: int = 10,
+    implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
 ) -> SinkhornOutput:
     """Entropic optimal transport between the two clouds of a geometry.
@@ -108,15 +133,20 @@ def solve(
         max_iterations: never more than so many iterations.
         min_iterations: never fewer, unless the error is NaN.
         inner_iterations: the error is checked every so many iterations.
+        implicit_diff: how derivatives of potentials and of the plan, and all second
+            derivatives, are computed: by a linear system at the solution. None: through
+            all iterations, up to where they stopped, in reverse mode with memory for
+            2 sqrt(max_iterations) times the potentials; they are then those of what was
+            computed, converged or not, if min_iterations is max_iterations.
         progress: called on the host at every check with ("xy", iteration, error,
             seconds per iteration, which for the first check includes compilation). The
             numbers are the same with and without; not available inside jit.
 
     Returns:
-        A :class:`SinkhornOutput`. ``reg_ot_cost`` is differentiable with respect to
-        points, weights, epsilon and tau, in forward and reverse mode, by the envelope
-        theorem (Danskin): potentials are held fixed. Derivatives of second order, and
-        those of the potentials, are not those of the solution.
+        A :class:`SinkhornOutput`, differentiable with respect to points, weights,
+        epsilon, tau and parameters of the cost. The gradient of ``reg_ot_cost`` is that
+        at fixed potentials (Danskin's theorem); in a it is phi = f - epsilon log a and
+        in b likewise, for tau = 1 and masses of 1.
 
     Raises:
         ValueError, TypeError: for bad arguments, before anything is compiled.
@@ -142,60 +172,84 @@ def solve(
             f"geom must be a PointCloud, got {type(geom).__name__}: "
             "solve(ott_shard.PointCloud(x, y), ...)"
         )
-    _checks.optional_callable("progress", progress)
-    limits = Limits(max_iterations, min_iterations, inner_iterations)
+    check(implicit_diff, progress)
+    settings = Settings(
+        Limits(max_iterations, min_iterations, inner_iterations), implicit_diff
+    )
     a, b = geom.weights(a, 0), geom.weights(b, 1)
     tau_a = _checks.scalar("tau_a", tau_a, up_to=1.0, dtype=geom.dtype)
     tau_b = _checks.scalar("tau_b", tau_b, up_to=1.0, dtype=geom.dtype)
     _checks.equal_mass(a, b, tau_a, tau_b)
     return run(
         (geom.resolve(a, b), a, b, tau_a, tau_b),
+        settings,
         threshold=_checks.scalar("threshold", threshold, dtype=geom.dtype),
-        limits=limits,
-        symmetric=False,
         progress=functools.partial(progress, "xy") if progress else None,
     )
 
 
+def check(implicit_diff: Any, progress: Any) -> None:
+    """Refuse what is not a way to differentiate, or to report."""
+    if not isinstance(implicit_diff, ImplicitDiff | None):
+        raise TypeError(
+            "implicit_diff must be an ott_shard.ImplicitDiff, or None to differentiate "
+            f"through the iterations, got {implicit_diff!r}"
+        )
+    _checks.optional_callable("progress", progress)
+    if progress and implicit_diff is None:
+        raise ValueError(
+            f"progress must be None with implicit_diff=None, got {progress}: what is "
+            "reported on its way cannot be differentiated through"
+        )
+
+
 def run(
     data: tuple[PointCloud, *tuple[jax.Array, ...]],
+    settings: Settings,
     *,
     threshold: jax.Array,
-    limits: Limits,
-    symmetric: bool,
     progress: Callable[[int, float, float], None] | None,
 ) -> SinkhornOutput:
-    """Solve for checked, placed (resolved geom, a, b, tau_a, tau_b).
-
-    `symmetric` says that both clouds, weights and taus are the same: then f = g and
-    half steps towards the one fixed point converge in a few iterations (Feydy et al.,
-    Interpolating between optimal transport and MMD using Sinkhorn divergences, 2019).
-    """
+    """Solve for checked, placed (resolved geom, a, b, tau_a, tau_b)."""
     if progress is None:
-        return _run(data, threshold, limits, symmetric)
-    problem, state = _start(lax.stop_gradient(data), limits)
+        return _run(data, threshold, settings)
+    problem, state = _start(lax.stop_gradient(data), settings.limits)
     if _checks.concrete(state.error) is None:
         raise TypeError(
             f"progress must be None inside jit and vmap, got {progress}: leave it out"
         )
-    while bool(_unfinished(problem, state, threshold, limits)):
+    while bool(_unfinished(problem, state, threshold, settings.limits)):
         begun, before = time.perf_counter(), int(state.iteration)
-        state = _advance(problem, state, limits, symmetric)
+        state = _advance(problem, state, settings)
         error, iteration = float(state.error), int(state.iteration)
         pace = (time.perf_counter() - begun) / (iteration - before)
         progress(iteration, error, pace)
-    return _finish(data, state, threshold, symmetric)
+    return _finish(data, state, threshold, settings)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _run(data, threshold, limits: Limits, symmetric: bool) -> SinkhornOutput:
-    problem, state = _start(lax.stop_gradient(data), limits)
-    state = lax.while_loop(
-        lambda s: _unfinished(problem, s, threshold, limits),
-        lambda s: _advance(problem, s, limits, symmetric),
-        state,
+@functools.partial(jax.jit, static_argnums=2)
+def _run(data, threshold, settings: Settings) -> SinkhornOutput:
+    unrolled = settings.implicit_diff is None
+    problem, state = _start(
+        data if unrolled else lax.stop_gradient(data), settings.limits
     )
-    return _finish(data, state, threshold, symmetric)
+
+    def unfinished(s: State):
+        return _unfinished(problem, s, threshold, settings.limits)
+
+    def advance(s: State):
+        return _advance(problem, s, settings)
+
+    if unrolled:
+        state = loops.repeat(
+            lambda _, s: lax.cond(unfinished(s), advance, lambda s: s, s),
+            state,
+            settings.limits.checks,
+            settings.limits.checks,
+        )
+    else:
+        state = lax.while_loop(unfinished, advance, state)
+    return _finish(data, state, threshold, settings)
 
 
 def _pose(data) -> Problem:
@@ -207,7 +261,6 @@ def _pose(data) -> Problem:
 def _start(data, limits: Limits) -> tuple[Problem, State]:
     problem = _pose(data)
     phi, psi = jnp.zeros_like(problem.a), jnp.zeros_like(problem.b)
-    checks = -(-limits.max_iterations // limits.inner_iterations)
     unknown = jnp.full((), jnp.inf, psi.dtype)
     return problem, State(
         phi,
@@ -215,7 +268,7 @@ def _start(data, limits: Limits) -> tuple[Problem, State]:
         transform=_at(problem, jnp.int32(0), limits).to_cols(phi),
         iteration=jnp.int32(0),
         error=unknown,
-        errors=jnp.full(checks, -1, psi.dtype),
+        errors=jnp.full(limits.checks, -1, psi.dtype),
         size=operators.cost_size(problem.pairs, problem.a, problem.b),
         floor=unknown,
         lowest=unknown,
@@ -255,19 +308,23 @@ def _stalled(state: State) -> jax.Array:
     return rests | (state.lowest <= state.floor)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _advance(problem: Problem, state: State, limits: Limits, symmetric: bool) -> State:
+@functools.partial(jax.jit, static_argnums=2)
+def _advance(problem: Problem, state: State, settings: Settings) -> State:
     """Iterate up to the next check and record the error there."""
-    step = _symmetric_step if symmetric else _step
+    limits = settings.limits
+    step = _symmetric_step if settings.symmetric else _step
     inner = jnp.minimum(
         limits.inner_iterations, limits.max_iterations - state.iteration
     )
-    phi, psi, transform = lax.fori_loop(
-        0,
-        inner,
-        lambda k, p: step(_at(problem, state.iteration + k, limits), *p),
-        tuple(state[:3]),
-    )
+
+    def body(k, potentials):
+        return step(_at(problem, state.iteration + k, limits), *potentials)
+
+    if settings.implicit_diff is None:
+        most = limits.inner_iterations
+        phi, psi, transform = loops.repeat(body, tuple(state[:3]), inner, most)
+    else:
+        phi, psi, transform = lax.fori_loop(0, inner, body, tuple(state[:3]))
     iteration = state.iteration + inner
     now = _at(problem, iteration - 1, limits)
     error = objective.marginal_error(now, psi, transform)
@@ -301,23 +358,23 @@ def _symmetric_step(problem: Problem, _, psi, transform):
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _finish(
-    data, state: State, threshold: jax.Array, symmetric: bool
-) -> SinkhornOutput:
-    problem = _pose(data)
-    state = lax.stop_gradient(state)
-    if symmetric:
+def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput:
+    problem, how = _pose(data), settings.implicit_diff
+    if settings.symmetric:
         rows = problem.pairs.mirror(state.transform)
     else:
-        rows = state.phi / lax.stop_gradient(problem.tau_a)  # see _step
-    value = objective.dual_objective(
-        problem, (state.phi, state.psi), (rows, state.transform)
-    )
+        rows = state.phi / problem.tau_a  # see _step
+    found = Found(state.phi, state.psi, rows, state.transform)
+    if how is None:
+        value = objective.dual_objective(problem, found)
+    else:
+        found = lax.stop_gradient(found)
+        value = objective.optimum(how, problem, found)
     return SinkhornOutput(
         geom=data[0],
         problem=problem,
-        phi=state.phi,
-        psi=state.psi,
+        found=found,
+        implicit_diff=how,
         reg_ot_cost=value,
         marginal_error=state.error,
         error_floor=state.floor,

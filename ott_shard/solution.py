@@ -11,11 +11,11 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, mesh as meshes, operators
-from ott_shard.costs import CostFn
-from ott_shard.epsilon import Epsilon
+from ott_shard import _checks, implicit, mesh as meshes, operators
 from ott_shard.geometry import PointCloud
-from ott_shard.operators import Pairs
+from ott_shard.implicit import ImplicitDiff
+from ott_shard.linear_solve import LinearSolve
+from ott_shard.problem import Found, Problem
 
 _MAX_DENSE_ENTRIES = 2**24  # 64 MiB in float32
 
@@ -60,54 +60,23 @@ _SENTENCES = {
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """What the iteration works on: placed clouds and weights, resolved scalars.
-
-    Attributes:
-        pairs: the padded, centred clouds.
-        a: [n] padded weights of x, split like x.
-        b: [m] padded weights of y, split like y.
-        schedule: epsilon, in units of cost.
-        tau_a: scalar in (0, 1]; 1 keeps the marginal a exactly.
-        tau_b: scalar in (0, 1].
-    """
-
-    pairs: Pairs
-    a: jax.Array
-    b: jax.Array
-    schedule: Epsilon
-    tau_a: jax.Array
-    tau_b: jax.Array
-
-    @property
-    def epsilon(self) -> jax.Array:
-        """The regularisation, scalar: the target of the schedule."""
-        return self.schedule.target
-
-    def to_rows(self, psi: jax.Array, known: jax.Array | None = None) -> jax.Array:
-        """The c-transform of psi, [m] to [n]; `known` if only its derivative is not."""
-        return operators.softmin(self.pairs, psi, self.b, self.epsilon, known)
-
-    def to_cols(self, phi: jax.Array) -> jax.Array:
-        """The c-transform of phi, [n] to [m]."""
-        return operators.softmin(self.pairs.T, phi, self.a, self.epsilon)
-
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
 class SinkhornOutput:
     """Solution of one regularised transport problem; a pytree.
 
-    ``reg_ot_cost`` and ``ent_reg_cost`` are differentiable (envelope theorem). The
-    potentials and the plan are constants to differentiation; ``apply`` is
-    differentiable in its vector. Of a batch of solutions, from ``vmap``, the fields and
-    the (worst) `status` can be read; all else belongs inside the mapped function.
+    All is differentiable, in forward and reverse mode and to any order, with respect to
+    points, weights, epsilon, tau and parameters of the cost. The first derivative of
+    ``reg_ot_cost`` and ``ent_reg_cost`` takes one pass (envelope theorem); potentials,
+    the plan, and all second derivatives take a linear system, see
+    :class:`ott_shard.ImplicitDiff`. Derivatives in a and b are those of directions that
+    keep the masses equal, unless tau < 1. Of a batch of solutions, from ``vmap``, the
+    fields and the (worst) `status` can be read; all else belongs inside the mapped
+    function.
 
     Attributes:
         geom: the geometry that was solved.
         problem: the padded problem.
-        phi: [n padded], potential of x without its weight, f - epsilon log a.
-        psi: [m padded], likewise for y.
+        found: potentials and c-transforms as they were found.
+        implicit_diff: how they are differentiated; None if `found` itself is.
         reg_ot_cost: scalar, the optimum of <C, P> + eps KL(P | a b^T), and of the
             penalties for tau < 1, in units of cost.
         marginal_error: scalar, L1 distance between the column sums of the plan and what
@@ -121,8 +90,8 @@ class SinkhornOutput:
 
     geom: PointCloud
     problem: Problem
-    phi: jax.Array
-    psi: jax.Array
+    found: Found
+    implicit_diff: ImplicitDiff | None = dataclasses.field(metadata=dict(static=True))
     reg_ot_cost: jax.Array
     marginal_error: jax.Array
     error_floor: jax.Array
@@ -133,24 +102,40 @@ class SinkhornOutput:
     @property
     def f(self) -> jax.Array:
         """[n], potential of x with its weight: -inf where a is 0."""
-        p = self._fixed
+        p = self._one
         return _potential(self.phi, p.a, p.epsilon, self.geom.n)
 
     @property
     def g(self) -> jax.Array:
         """[m], potential of y with its weight: -inf where b is 0."""
-        p = self._fixed
+        p = self._one
         return _potential(self.psi, p.b, p.epsilon, self.geom.m)
 
     @property
-    def _fixed(self) -> Problem:
-        """The problem, constant to differentiation."""
+    def phi(self) -> jax.Array:
+        """[n padded], potential of x without its weight, f - epsilon log a."""
+        return self._potentials[0]
+
+    @property
+    def psi(self) -> jax.Array:
+        """[m padded], potential of y without its weight."""
+        return self._potentials[1]
+
+    @property
+    def _potentials(self) -> tuple[jax.Array, jax.Array]:
+        if self.implicit_diff is None:
+            return self.found.phi, self.found.psi
+        return implicit.potentials(self.implicit_diff, self.problem, self.found)
+
+    @property
+    def _one(self) -> Problem:
+        """The problem, if it is one."""
         if jnp.ndim(self.code):
             raise ValueError(
                 f"this output is a batch of {self.code.shape} solutions: use "
                 "jax.vmap(lambda out: out.f)(out)"
             )
-        return jax.lax.stop_gradient(self.problem)
+        return self.problem
 
     @property
     def epsilon(self) -> jax.Array:
@@ -210,8 +195,8 @@ class SinkhornOutput:
         """
         _checks.choice("axis", axis, (0, 1))
         values = _checks.real_array("v", v).astype(self.geom.dtype)
-        p = self._fixed
-        pairs, ends = p.pairs, ((self.phi, self.psi), (p.a, p.b))
+        p = self._one
+        pairs, ends = p.pairs, (self._potentials, (p.a, p.b))
         if axis == 0:
             pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
         if values.ndim not in (1, 2) or len(values) != self.geom.shape[axis]:
@@ -238,15 +223,14 @@ class SinkhornOutput:
     @property
     def primal_cost(self) -> jax.Array:
         """<C, P>, scalar in units of cost; one pass."""
-        p = self._fixed
-        potentials = self.phi, self.psi
-        return operators.plan_cost(p.pairs, potentials, (p.a, p.b), p.epsilon).sum()
+        p, ends = self._one, self._potentials
+        return operators.plan_cost(p.pairs, ends, (p.a, p.b), p.epsilon).sum()
 
     @property
     def dual_cost(self) -> jax.Array:
         """<a, f> + <b, g> over the support, scalar, as in OTT."""
-        p = self._fixed
-        return _dual_cost((self.phi, self.psi), (p.a, p.b), p.epsilon)
+        p = self._one
+        return _dual_cost(self._potentials, (p.a, p.b), p.epsilon)
 
     @property
     def ent_reg_cost(self) -> jax.Array:
@@ -267,12 +251,37 @@ class SinkhornOutput:
                 f"matrix would have {n} x {m} entries, more than {_MAX_DENSE_ENTRIES}: "
                 "use apply(v, axis) or marginal(axis), which never form it"
             )
-        pairs, epsilon = self._fixed.pairs, self._fixed.epsilon
-        cost: CostFn = pairs.cost
-        x, y = pairs.x[:n] - pairs.centre, pairs.y[:m] - pairs.centre
-        costs = cost.pairwise(x, y, pairs.block.precision)
-        exponents = self.f[:, None] + self.g[None, :] - costs / pairs.scale
-        return jnp.exp(exponents / epsilon)
+        if n < m:
+            return self.apply(np.eye(n), axis=0).T
+        return self.apply(np.eye(m), axis=1)
+
+    def linear_solve(self, v: ArrayLike) -> LinearSolve:
+        """The linear system behind derivatives of potentials, for one right-hand side.
+
+        A derivative cannot return a status beside its value; this can. The system is
+        c (1 - tau_a tau_b V W) x = c v, see :mod:`ott_shard.implicit`.
+
+        Args:
+            v: [m], such as a cotangent of g, divided by b.
+
+        Returns:
+            A :class:`ott_shard.LinearSolve`, with x of [m].
+
+        Example:
+            >>> import jax.numpy as jnp, ott_shard as otts
+            >>> x = jnp.linspace(0, 1, 5)[:, None]
+            >>> out = otts.solve(otts.PointCloud(x, x + 1, epsilon=0.1))
+            >>> otts.LinearStatus(int(out.linear_solve(out.g).code)).name
+            'CONVERGED'
+        """
+        p = self._one
+        v = _checks.real_array("v", v).astype(self.geom.dtype)
+        if v.shape != (self.geom.m,):
+            raise ValueError(f"v must have shape [{self.geom.m}], got {v.shape}")
+        v = meshes.place(v, p.pairs.mesh, p.pairs.col_axes, pad="constant")
+        settings = self.implicit_diff or ImplicitDiff()
+        solved = implicit.linear_solve(settings, p, self.found, v)
+        return solved._replace(x=meshes.unpad(solved.x, self.geom.m))
 
 
 def _not_finite(out: SinkhornOutput) -> str:
@@ -292,7 +301,7 @@ def _not_finite(out: SinkhornOutput) -> str:
     if not (bad := _with_nan(suspects)):
         # The potentials are made of all of these: they only count where no other does.
         bad = _with_nan(
-            {"the potentials": (out.phi, out.psi), "the value": out.reg_ot_cost}
+            {"the potentials": tuple(out.found[:2]), "the value": out.reg_ot_cost}
         )
     return ", ".join(bad)
 
@@ -316,7 +325,9 @@ def _any_not_finite(suspects: dict[str, Any]) -> dict[str, jax.Array]:
 def _potential(
     phi: jax.Array, weights: jax.Array, epsilon: jax.Array, size: int
 ) -> jax.Array:
-    return meshes.unpad(phi + epsilon * jnp.log(weights), size)
+    some = jnp.where(weights > 0, weights, 1.0)
+    f = jnp.where(weights > 0, phi + epsilon * jnp.log(some), -jnp.inf)
+    return meshes.unpad(f, size)
 
 
 @jax.jit

@@ -11,15 +11,16 @@ whole scan makes the scan itself keep nothing but its inputs.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from ott_shard.collectives import Axes, axis_sum, combine_lse, match_varying
 from ott_shard.costs import BilinearCost, CostFn
+from ott_shard.forward import active, partial_jvp
 from ott_shard.pairwise import inner
 
 Tree = Any
@@ -52,7 +53,8 @@ class Operands(NamedTuple):
         shared: (cost, centre [d], 1 / (epsilon scale_cost)), the same for all points.
             Costs in this file are before the division by `scale_cost`.
         rows: x, [n, d].
-        cols: (y, h), [m, d] and [m].
+        cols: (y, h), [m, d] and [m]. Weights b are kept apart: a density exp(z) is per
+            unit of b_j, and so has a derivative in a weight of zero.
     """
 
     shared: tuple[CostFn, jax.Array, jax.Array]
@@ -147,14 +149,16 @@ def _even_split(n: int, size: int) -> tuple[int, int]:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def local_lse(
-    block: Block, axes: Axes, operands: Operands, keep: jax.Array
+    block: Block, axes: Axes, operands: Operands, weights: jax.Array
 ) -> jax.Array:
-    """log sum_j exp(z_ij) over the kept columns of all devices along `axes`, [n].
+    """log sum_j b_j exp(z_ij) over the columns of all devices along `axes`, [n].
 
     One scan with a running maximum, then one collective log-sum-exp. Its derivative
     needs only its own output, so nothing of this scan is ever differentiated.
     """
-    n = operands.rows.shape[0]
+    n, (y, h) = operands.rows.shape[0], operands.cols
+    positive = weights > 0
+    h = h + jnp.log(jnp.where(positive, weights, 1.0))
 
     def body(carry, rows, cols, keep):
         top, total = carry
@@ -167,36 +171,36 @@ def local_lse(
 
     dtype = jnp.result_type(*jax.tree.leaves(operands))
     init = jnp.full(n, -jnp.inf, dtype), jnp.zeros(n, dtype)
-    top, total = fold_tiles(body, init, operands.rows, operands.cols, keep, block)
+    top, total = fold_tiles(body, init, operands.rows, (y, h), positive, block)
     return combine_lse(top, total, axes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def local_known_lse(
-    block: Block, axes: Axes, operands: Operands, keep: jax.Array, known: jax.Array
+    block: Block,
+    axes: Axes,
+    operands: Operands,
+    weights: jax.Array,
+    known: jax.Array,
 ) -> jax.Array:
     """local_lse where its value is `known`: only the derivative takes a scan."""
     return known
 
 
 def _weighted_average(lse: Callable) -> Callable:
-    """The tangent rule: d lse_i = sum_j w_ij dz_ij with w_ij = exp(z_ij - lse_i).
+    """The tangent rule: d lse_i = sum_j exp(z_ij - lse_i) (b_j dz_ij + db_j).
 
     It is linear in the tangents and written in plain jax, so that the same rule gives
-    forward mode, reverse mode (its transpose) and second order.
+    forward mode, reverse mode (its transpose) and all higher orders.
     """
 
     def rule(block, axes, primals, tangents):
-        operands, keep, *_ = primals
+        operands, weights, *_ = primals
         out = lse(block, axes, *primals)
         average = jax.checkpoint(functools.partial(_local_average, block))
-        # None is an empty pytree: what is not differentiated takes no part in the scan.
         # In reverse mode the tangents' dtype is the one that gradients are summed in.
-        dots = jax.tree.map(
-            lambda t: None if isinstance(t, SymbolicZero) else t.astype(out.dtype),
-            tangents[0],
-        )
-        return out, axis_sum(average(operands, dots, out, keep), axes)
+        dots = jax.tree.map(lambda t: t.astype(out.dtype), active(tangents[:2]))
+        return out, axis_sum(average((operands, weights), dots, out), axes)
 
     return rule
 
@@ -205,69 +209,57 @@ local_lse.defjvp(_weighted_average(local_lse), symbolic_zeros=True)
 local_known_lse.defjvp(_weighted_average(local_known_lse), symbolic_zeros=True)
 
 
-def _local_average(block, operands, tangents, lse, keep):
+def _local_average(block, primals, tangents, lse):
+    (operands, weights), (operands_dot, weights_dot) = primals, tangents
     shift = jnp.where(jnp.isneginf(lse), 0.0, lse)
 
     def body(total, rows, cols, keep):
-        (rows, rows_dot, shift), (cols, cols_dot) = rows, cols
-        z, z_dot = _partial_jvp(
+        (rows, rows_dot, shift), (cols, cols_dot, b, b_dot) = rows, cols
+        z, z_dot = partial_jvp(
             functools.partial(exponent, block.precision),
             (operands.shared, rows, cols),
-            (tangents.shared, rows_dot, cols_dot),
+            (operands_dot.shared, rows_dot, cols_dot),
         )
-        weights = jnp.where(keep, jnp.exp(z - shift[:, None]), 0.0)
-        return total + jnp.sum(weights * z_dot, axis=1)
+        slope = 0.0 if z_dot is None else b * z_dot
+        if b_dot is not None:
+            slope += b_dot
+        return total + jnp.sum(_density(z - shift[:, None], keep) * slope, axis=1)
 
     return fold_tiles(
         body,
         jnp.zeros_like(lse),
-        (operands.rows, tangents.rows, shift),
-        (operands.cols, tangents.cols),
-        keep,
+        (operands.rows, operands_dot.rows, shift),
+        (operands.cols, operands_dot.cols, weights, weights_dot),
+        jnp.ones_like(weights, bool),
         block,
     )
 
 
-def _partial_jvp(fn, primals, tangents):
-    """``jax.jvp`` where a tangent of None stands for zero, and costs nothing."""
-    leaves, treedef = jax.tree.flatten(primals, is_leaf=lambda x: x is None)
-    dots = jax.tree.leaves(tangents, is_leaf=lambda t: t is None)
-    active = [k for k, dot in enumerate(dots) if dot is not None]
-
-    def fn_of_active(*values):
-        full = list(leaves)
-        for k, value in zip(active, values, strict=True):
-            full[k] = value
-        return fn(*jax.tree.unflatten(treedef, full))
-
-    dots = [dots[k] for k in active]
-    # Points may be stored in fewer bits than their derivatives have.
-    values = [leaves[k].astype(t.dtype) for k, t in zip(active, dots, strict=True)]
-    return jax.jvp(fn_of_active, values, dots)
+def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
+    """exp, capped: far from all mass a pair of two weights of zero would overflow."""
+    cap = 0.9 * math.log(jnp.finfo(exponents.dtype).max)
+    return jnp.where(keep, jnp.exp(jnp.minimum(exponents, cap)), 0.0)
 
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
 def local_apply(
-    block: Block,
-    operands: Operands,
-    shift: jax.Array,
-    values: jax.Array,
-    keep: jax.Array,
+    block: Block, operands: Operands, shift: jax.Array, values: jax.Array
 ) -> jax.Array:
-    """sum_j exp(z_ij + shift_i) v_j over the kept columns of this device, [n, k].
+    """sum_j exp(z_ij + shift_i) v_j over the columns of this device, [n, k].
 
-    With shift = phi / epsilon the exponential is the plan itself, per unit of a_i, and
-    for a balanced problem never larger than about 1: nothing overflows on the way.
+    With shift = phi / epsilon and v weighted by b the sum is that of the plan, per unit
+    of a_i, and for a balanced problem the exponential is at most 1 / b_j.
     """
     n = shift.shape[0]
 
     def body(total, rows, cols, keep):
         (rows, shift), (cols, values) = rows, cols
         z = exponent(block.precision, operands.shared, rows, cols)
-        weights = jnp.where(keep, jnp.exp(z + shift[:, None]), 0.0)
-        return total + inner(weights, values.T, block.precision)
+        density = _density(z + shift[:, None], keep)
+        return total + inner(density, values.T, block.precision)
 
     init = jnp.zeros((n, values.shape[1]), jnp.result_type(shift, values))
+    keep = jnp.ones_like(operands.cols[1], bool)
     return fold_tiles(
         body, init, (operands.rows, shift), (operands.cols, values), keep, block
     )
@@ -275,22 +267,23 @@ def local_apply(
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
 def local_plan_cost(
-    block: Block, operands: Operands, shift: jax.Array, keep: jax.Array
+    block: Block, operands: Operands, shift: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """sum_j exp(z_ij + shift_i) C_ij over the kept columns of this device, [n]."""
+    """sum_j b_j exp(z_ij + shift_i) C_ij over the columns of this device, [n]."""
     cost, centre, _ = operands.shared
 
     def body(total, rows, cols, keep):
-        x, shift = rows
+        (x, shift), (cols, b) = rows, cols
         z = exponent(block.precision, operands.shared, x, cols)
-        weights = jnp.where(keep, jnp.exp(z + shift[:, None]), 0.0)
+        density = _density(z + shift[:, None], keep)
         costs = cost.pairwise(x - centre, cols[0] - centre, block.precision)
         # A forbidden pair has infinite cost and no mass; it adds nothing.
-        costs = jnp.where(weights > 0, costs, 0.0)
-        return total + jnp.sum(weights * costs, axis=1)
+        costs = jnp.where(density > 0, costs, 0.0)
+        return total + jnp.sum(density * (b * costs), axis=1)
 
-    init = jnp.zeros_like(shift)
-    return fold_tiles(body, init, (operands.rows, shift), operands.cols, keep, block)
+    init, keep = jnp.zeros_like(shift), jnp.ones_like(weights, bool)
+    cols = operands.cols, weights
+    return fold_tiles(body, init, (operands.rows, shift), cols, keep, block)
 
 
 class Moments(NamedTuple):

@@ -9,15 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["collectives", "_checks"],
+    ["collectives", "_checks", "forward", "loops", "linear_solve"],
     ["pairwise", "mesh", "epsilon"],
     ["costs"],
     ["tile"],
     ["operators"],
     ["units"],
     ["geometry"],
-    ["solution"],
-    ["objective"],
+    ["problem"],
+    ["implicit"],
+    ["objective", "solution"],
     ["sinkhorn"],
     ["divergence"],
     ["__init__"],

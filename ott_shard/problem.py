@@ -1,0 +1,88 @@
+"""What the iteration works on, and what it finds."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from ott_shard import operators
+from ott_shard.epsilon import Epsilon
+from ott_shard.operators import Pairs
+
+
+class Found(NamedTuple):
+    """Potentials without their weights, f = phi + epsilon log a, and c-transforms.
+
+    At a solution phi = tau_a rows and psi = tau_b cols.
+
+    Attributes:
+        phi: [n padded], split like x.
+        psi: [m padded], split like y.
+        rows: [n padded], the c-transform of psi.
+        cols: [m padded], the c-transform of phi.
+    """
+
+    phi: jax.Array
+    psi: jax.Array
+    rows: jax.Array
+    cols: jax.Array
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Placed clouds and weights, resolved scalars.
+
+    Attributes:
+        pairs: the padded, centred clouds.
+        a: [n] padded weights of x, split like x.
+        b: [m] padded weights of y, split like y.
+        schedule: epsilon, in units of cost.
+        tau_a: scalar in (0, 1]; 1 keeps the marginal a exactly.
+        tau_b: scalar in (0, 1].
+    """
+
+    pairs: Pairs
+    a: jax.Array
+    b: jax.Array
+    schedule: Epsilon
+    tau_a: jax.Array
+    tau_b: jax.Array
+
+    @property
+    def epsilon(self) -> jax.Array:
+        """The regularisation, scalar: the target of the schedule."""
+        return self.schedule.target
+
+    @property
+    def T(self) -> "Problem":  # noqa: N802 (the transpose is called T everywhere)
+        """The same problem with rows and columns swapped."""
+        return dataclasses.replace(
+            self,
+            pairs=self.pairs.T,
+            a=self.b,
+            b=self.a,
+            tau_a=self.tau_b,
+            tau_b=self.tau_a,
+        )
+
+    def to_rows(self, psi: jax.Array, known: jax.Array | None = None) -> jax.Array:
+        """The c-transform of psi, [m] to [n]; `known` if only its derivative is not."""
+        return operators.softmin(self.pairs, psi, self.b, self.epsilon, known)
+
+    def to_cols(self, phi: jax.Array, known: jax.Array | None = None) -> jax.Array:
+        """The c-transform of phi, [n] to [m]."""
+        return self.T.to_rows(phi, known)
+
+    def average(self, psi: jax.Array, rows: jax.Array, v: jax.Array) -> jax.Array:
+        """Mean of v over the plan of each row, [m] to [n], for rows = to_rows(psi).
+
+        P v / P 1, for any phi, and minus the derivative of to_rows along v.
+        """
+        weights = jnp.ones_like(rows), self.b
+        values = v[:, None]
+        return operators.apply_plan(
+            self.pairs, (rows, psi), weights, values, self.epsilon
+        )[:, 0]
