@@ -16,6 +16,7 @@ one; adding c c^T / sum c removes it, and fixes that constant by <c, dpsi> = 0.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,15 +67,18 @@ class ImplicitDiff:
     ridge: float = 0.0
 
     def __post_init__(self):
-        if self.tolerance is not None:
-            _number("tolerance", self.tolerance, 0 < self.tolerance < 1, "in (0, 1)")
-        _number("ridge", self.ridge, self.ridge >= 0, "at least 0")
+        tolerance = 0.5 if self.tolerance is None else self.tolerance
+        _number("tolerance", tolerance, lambda t: 0 < t < 1, "between 0 and 1")
+        _number("ridge", self.ridge, lambda r: 0 <= r < math.inf, "at least 0")
         _checks.integer("max_iterations", self.max_iterations)
 
 
-def _number(name: str, value: Any, fits: bool, wanted: str) -> None:
-    if not (fits and math.isfinite(value)):
-        raise ValueError(f"{name} must be finite and {wanted}, got {value!r}")
+def _number(name: str, value: Any, fits: Callable[[float], bool], range_: str) -> None:
+    # A plain number, for it is static.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not fits(value):
+        raise ValueError(f"{name} must be {range_}, got {value!r}")
 
 
 # The default of every solver.
