@@ -100,6 +100,119 @@ def test_the_account_sees_a_dense_array():
     assert temp_bytes(compiled) >= 4 * n * n
 
 
+# --------------------------------------------------- derivatives of all kinds
+
+
+def solution(x, y, epsilon, **options):
+    geom = otts.PointCloud(x, y, epsilon=epsilon, mesh=otts.make_mesh(1, 1))
+    return otts.solve(geom, **options)
+
+
+def value(x, y, epsilon):
+    return solution(x, y, epsilon).reg_ot_cost
+
+
+def divergence(x, y, epsilon):
+    mesh = otts.make_mesh(1, 1)
+    return otts.sinkhorn_divergence(x, y, epsilon=epsilon, mesh=mesh)[0]
+
+
+def potential(x, y, epsilon, **options):
+    return jnp.sin(solution(x, y, epsilon, **options).f).sum()
+
+
+def unrolled(iterations):
+    limits = {"max_iterations": iterations, "min_iterations": iterations}
+    return functools.partial(potential, implicit_diff=None, **limits)
+
+
+def plan_times_y(x, y, epsilon):
+    return jnp.sum(solution(x, y, epsilon).apply(y, 1) ** 2)
+
+
+def primal_cost(x, y, epsilon):
+    return solution(x, y, epsilon).primal_cost
+
+
+def gradient(fn, x, y, epsilon, v):
+    return jax.grad(fn, (0, 1, 2))(x, y, epsilon)
+
+
+def forward(fn, x, y, epsilon, v):
+    return jax.jvp(lambda x: fn(x, y, epsilon), (x,), (v,))[1]
+
+
+def forward_over_reverse(fn, x, y, epsilon, v):
+    return jax.jvp(lambda x: jax.grad(fn)(x, y, epsilon), (x,), (v,))[1]
+
+
+def reverse_over_reverse(fn, x, y, epsilon, v):
+    return jax.grad(lambda x: jnp.vdot(jax.grad(fn)(x, y, epsilon), v))(x)
+
+
+def reverse_over_forward(fn, x, y, epsilon, v):
+    return jax.grad(lambda x: forward(fn, x, y, epsilon, v))(x)
+
+
+def derivative_bytes(derivative, fn, n, d=2):
+    cloud = jax.ShapeDtypeStruct((n, d), jnp.float32)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    program = jax.jit(functools.partial(derivative, fn))
+    return temp_bytes(program.lower(cloud, cloud, number, cloud).compile())
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("derivative", "fn"),
+    [
+        (gradient, potential),
+        slow(gradient, plan_times_y),
+        slow(gradient, primal_cost),
+        slow(forward, potential),
+        slow(forward, value),
+        slow(forward_over_reverse, value),
+        (forward_over_reverse, divergence),
+        slow(reverse_over_reverse, value),
+        slow(reverse_over_forward, value),
+        slow(forward, unrolled(100)),
+    ],
+)
+def test_derivatives_at_full_size(derivative, fn):
+    assert derivative_bytes(derivative, fn, 50_000) < 96 * MIB
+
+
+def test_unrolled_does_not_keep_all_iterations():
+    """400 pairs of potentials and a c-transform would be 240 MiB."""
+    assert derivative_bytes(gradient, unrolled(400), 50_000) < 64 * MIB
+
+
+@pytest.mark.slow
+def test_unrolled_memory_grows_with_the_root_of_iterations():
+    n = 200_000
+    few, more, most = (
+        derivative_bytes(gradient, unrolled(k), n) for k in (100, 400, 1600)
+    )
+    # Four times the iterations: twice as much, of what depends on them.
+    assert few < more < most < 2 * more and most - more < 2.5 * (more - few)
+
+
+@pytest.mark.parametrize(
+    ("derivative", "fn"),
+    [
+        (forward_over_reverse, value),
+        slow(gradient, potential),
+        slow(reverse_over_reverse, value),
+        slow(gradient, unrolled(100)),
+    ],
+)
+def test_doubling_the_points_at_most_doubles_derivatives(derivative, fn):
+    small, large = (derivative_bytes(derivative, fn, n) for n in (20_000, 40_000))
+    assert small < large <= 2 * small
+
+
 # ------------------------------------------------------------------ several devices
 
 
