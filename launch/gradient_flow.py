@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jax.stages import Compiled
 
 import ott_shard as otts
@@ -130,14 +130,12 @@ def lbfgs_flow(
 ) -> Iterator[tuple[float, float, np.ndarray]]:
     """(epsilon, divergence, points) after each step, a new L-BFGS for each epsilon."""
     solver, step = lbfgs_step(mesh)
-    # Where jit leaves them: points placed otherwise would be another program.
-    everywhere = NamedSharding(mesh, PartitionSpec())
     for epsilon in EPSILONS:
-        state = jax.device_put(solver.init(jax.numpy.asarray(x)), everywhere)
+        state = jax.device_get(solver.init(jax.numpy.asarray(x)))
         for _ in range(STEPS):
-            x, state = jax.device_put((x, state), everywhere)
-            x, state, divergence = step(x, state, y, epsilon)
-            yield epsilon, float(divergence), np.asarray(x)
+            # On the host in between: what came back placed would be another program.
+            x, state, divergence = jax.device_get(step(x, state, y, epsilon))
+            yield epsilon, float(divergence), x
 
 
 def main(argv: Sequence[str]) -> int:

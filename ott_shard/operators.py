@@ -146,12 +146,12 @@ def apply_plan(
     """sum_j P_ij v_j, [m, k] to [n, k]; one all-reduce."""
 
     def local(operands, row_args, col_args, sharpness, scale):
-        (phi, a), (values,) = row_args, col_args
-        sums = tile.local_apply(pairs.block, operands, phi * sharpness, values)
+        phi, a = row_args
+        sums = tile.local_apply(pairs.block, operands, phi * sharpness, *col_args)
         return a[:, None] * axis_sum(sums, pairs.col_axes)
 
     (phi, psi), (a, b) = potentials, weights
-    return _reduce_rows(pairs, local, (phi, a), (psi, b[:, None] * values), epsilon)
+    return _reduce_rows(pairs, local, (phi, a), (psi, b, values), epsilon)
 
 
 @jax.jit

@@ -158,7 +158,7 @@ def local_lse(
     """
     n, (y, h) = operands.rows.shape[0], operands.cols
     positive = weights > 0
-    h = h + jnp.log(jnp.where(positive, weights, 1.0))
+    h = h + _log_of_positive(weights)
 
     def body(carry, rows, cols, keep):
         top, total = carry
@@ -211,6 +211,7 @@ local_known_lse.defjvp(_weighted_average(local_known_lse), symbolic_zeros=True)
 
 def _local_average(block, primals, tangents, lse):
     (operands, weights), (operands_dot, weights_dot) = primals, tangents
+    weights = _as_rounded(operands, weights)
     shift = jnp.where(jnp.isneginf(lse), 0.0, lse)
 
     def body(total, rows, cols, keep):
@@ -235,6 +236,19 @@ def _local_average(block, primals, tangents, lse):
     )
 
 
+def _as_rounded(operands: Operands, weights: jax.Array) -> jax.Array:
+    """The weights b that the sum h + log b of :func:`local_lse` in fact stands for.
+
+    With them the shares of a row, exp(z_ij - lse_i) b_j, sum to 1 however large h is.
+    """
+    h, log = operands.cols[1], _log_of_positive(weights)
+    return weights * jnp.exp(jax.lax.stop_gradient((h + log) - h - log))
+
+
+def _log_of_positive(weights: jax.Array) -> jax.Array:
+    return jnp.log(jnp.where(weights > 0, weights, 1.0))
+
+
 def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
     """exp, capped: far from all mass a pair of two weights of zero would overflow."""
     cap = 0.9 * math.log(jnp.finfo(exponents.dtype).max)
@@ -243,14 +257,19 @@ def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
 def local_apply(
-    block: Block, operands: Operands, shift: jax.Array, values: jax.Array
+    block: Block,
+    operands: Operands,
+    shift: jax.Array,
+    weights: jax.Array,
+    values: jax.Array,
 ) -> jax.Array:
-    """sum_j exp(z_ij + shift_i) v_j over the columns of this device, [n, k].
+    """sum_j b_j exp(z_ij + shift_i) v_j over the columns of this device, [n, k].
 
-    With shift = phi / epsilon and v weighted by b the sum is that of the plan, per unit
-    of a_i, and for a balanced problem the exponential is at most 1 / b_j.
+    With shift = phi / epsilon the sum is that of the plan, per unit of a_i, and for a
+    balanced problem the exponential is at most 1 / b_j.
     """
     n = shift.shape[0]
+    values = _as_rounded(operands, weights)[:, None] * values
 
     def body(total, rows, cols, keep):
         (rows, shift), (cols, values) = rows, cols
@@ -282,7 +301,7 @@ def local_plan_cost(
         return total + jnp.sum(density * (b * costs), axis=1)
 
     init, keep = jnp.zeros_like(shift), jnp.ones_like(weights, bool)
-    cols = operands.cols, weights
+    cols = operands.cols, _as_rounded(operands, weights)
     return fold_tiles(body, init, (operands.rows, shift), cols, keep, block)
 
 

@@ -132,7 +132,9 @@ def test_implicit_is_dense_autodiff(name, shape, dtype):
             value, got = mine(*arguments)
             cast = [jnp.asarray(z, DOUBLE) for z in arguments]
             want_value, want = dense_quantity(name, *cast)
-            tol = 1e-9 if dtype == DOUBLE else 2e-3
+            tol = 2e-3 if dtype == FLOAT else 1e-9
+            if name == "Custom":
+                tol = max(tol, 1e-6)  # cubes converge slowly
             np.testing.assert_allclose(value, want_value, rtol=tol)
             compare(balanced, got, want, tol)
 
