@@ -27,4 +27,4 @@ from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status
 from ott_shard.units import CostStatistics as CostStatistics
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -213,6 +213,30 @@ def test_finite_differences_and_forward_mode(name):
             np.testing.assert_allclose(forward(z, t), difference, rtol=1e-6)
 
 
+def test_unrolled_divergence_is_the_implicit_one():
+    """Its symmetric terms too; one program for every epsilon."""
+    with jax.enable_x64(True):
+        mesh = otts.make_mesh(4, 2)
+        x, y, a, b, *_ = next(problems(DOUBLE))[1]
+
+        def loss(x, y, epsilon, options):
+            options = options | {"epsilon": epsilon, "mesh": mesh}
+            value, out = otts.sinkhorn_divergence(x, y, a, b, **options)
+            between, own, _ = out.outputs
+            return value + jnp.sin(own.phi[:N]).sum() + between.primal_cost
+
+        def derivative(options):
+            return jax.jit(jax.grad(lambda *z: loss(*z, options), (0, 1, 2)))
+
+        implicit, unrolled = derivative(SOLVED), derivative(UNROLLED)
+        for epsilon in (0.5, 0.4):
+            for one, other in zip(
+                implicit(x, y, epsilon), unrolled(x, y, epsilon), strict=True
+            ):
+                ref.assert_close(one, other, 1e-8)
+        assert implicit._cache_size() == unrolled._cache_size() == 1
+
+
 # ------------------------------------------------------------------- second order
 
 
