@@ -26,19 +26,22 @@ def dtype(request):
         yield np.dtype(request.param)
 
 
-def pytest_collection_modifyitems(items):
-    """Three meshes with one dtype each by default; all with both under -m "".
+# What is compiled is what the time of the suite is made of: one program for each pair.
+DEFAULT, WIDE = [((4, 2), "float64")], [((1, 1), "float32"), ((1, 8), "float32")]
 
-    A program is compiled for each pair, which is what the time of the suite is made of.
-    """
-    usual = {(1, 1): "float32", (1, 8): "float32", (4, 2): "float64"}
+
+def pytest_collection_modifyitems(items):
+    """Of meshes and dtypes, one pair by default, three if wide, and all if slow."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "mesh" in parameters:
             shape, dtype = parameters["mesh"], parameters.get("dtype")
-            known = shape in usual
-            if not known or (dtype and usual[shape] != np.dtype(dtype).name):
-                item.add_marker(pytest.mark.slow)
+
+            def among(pairs, shape=shape, dtype=dtype):
+                return any(shape == s and dtype in (None, d) for s, d in pairs)
+
+            if not among(DEFAULT):
+                item.add_marker("wide" if among(WIDE) else "slow")
 
 
 @pytest.fixture(scope="module", autouse=True)

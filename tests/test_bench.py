@@ -60,6 +60,7 @@ def check_head(record, *sizes):
     assert record["mesh"] == "1x1"
 
 
+@pytest.mark.wide
 def test_a_case_with_peers(fake_python, capfd, monkeypatch):
     """One peer agrees and is compared with, the other is refused; the run goes on."""
     monkeypatch.setattr(bench, "_temp_bytes", lambda *_: 1)  # compiles; tested below

@@ -14,6 +14,8 @@ from solving import FLOAT, assert_finite, mesh, plainly, solved, two_by_two, uni
 import ott_shard as otts
 from ott_shard import Status, costs
 
+pytestmark = pytest.mark.wide
+
 
 def test_a2_1_a_value_that_is_nan_while_the_potentials_are_finite():
     """exp(-psi / rho) of a point of weight 0 overflows."""

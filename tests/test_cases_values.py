@@ -15,6 +15,8 @@ from solving import FLOAT, mesh, plainly, solved, two_by_two, uniform
 import ott_shard as otts
 from ott_shard import Status, costs
 
+pytestmark = pytest.mark.wide
+
 # -------------------------------------------------------------- values and gradients
 
 

@@ -21,6 +21,8 @@ from closed_forms import (
 
 import ott_shard as otts
 
+pytestmark = pytest.mark.wide
+
 TAUS = [(1.0, 1.0), (0.8, 0.6), (0.7, 0.7), (1.0, 0.7), (0.6, 1.0)]
 
 

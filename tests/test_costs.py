@@ -81,6 +81,7 @@ def test_values(name, d):
         np.testing.assert_allclose(product, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", COSTS)
 def test_derivatives(name):
     """Forward and reverse mode of a weighted sum, against finite differences."""
@@ -103,6 +104,7 @@ def test_derivatives(name):
         np.testing.assert_allclose(forward, difference / (2 * h), rtol=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("d", [pytest.param(3, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("name", COSTS)
 def test_equal_points(name, d):
@@ -125,6 +127,7 @@ def test_equal_points(name, d):
         np.testing.assert_allclose(slopes, np.zeros_like(slopes), atol=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "p", [1.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (1.0, 2.0, 3.0))]
 )
@@ -217,6 +220,7 @@ def test_a_kink_of_a_function_is_mended_only_where_it_is_one():
         np.testing.assert_allclose(slope, want, rtol=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("taus", [(1.0, 1.0), (0.9, 0.8)])
 def test_forbidden_pairs(taus):
     """An infinite cost takes its pair out of plan, value, statistics and gradients."""

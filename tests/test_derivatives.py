@@ -103,12 +103,16 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def wide(*values):
+    return pytest.param(*values, marks=pytest.mark.wide)
+
+
 FLOAT, DOUBLE = np.float32, np.float64
 PLACES = [
     ("SqEuclidean", (4, 2), DOUBLE),
-    ("Euclidean", (8, 1), DOUBLE),
-    ("Custom", (1, 1), DOUBLE),
-    ("Cosine", (1, 8), FLOAT),
+    wide("Euclidean", (8, 1), DOUBLE),
+    wide("Custom", (1, 1), DOUBLE),
+    wide("Cosine", (1, 8), FLOAT),
     slow("SqEuclidean", (2, 4), FLOAT),
     slow("SqEuclidean", (1, 1), DOUBLE),
     slow("SqEuclidean", (8, 1), FLOAT),
@@ -139,6 +143,7 @@ def test_implicit_is_dense_autodiff(name, shape, dtype):
             compare(balanced, got, want, tol)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -191,6 +196,7 @@ def test_unrolled_is_exact_before_convergence(iterations):
             ref.assert_close(one, other, 1e-10)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["SqEuclidean", slow("Euclidean"), slow("Custom")])
 def test_finite_differences_and_forward_mode(name):
     with jax.enable_x64(True):
@@ -213,6 +219,7 @@ def test_finite_differences_and_forward_mode(name):
             np.testing.assert_allclose(forward(z, t), difference, rtol=1e-6)
 
 
+@pytest.mark.wide
 def test_unrolled_divergence_is_the_implicit_one():
     """Its symmetric terms too; one program for every epsilon."""
     with jax.enable_x64(True):
@@ -258,7 +265,7 @@ ORDERS = {
     ("what", "order", "shape"),
     [
         ("value", "forward over reverse", (4, 2)),
-        ("divergence", "forward over reverse", (1, 1)),
+        wide("divergence", "forward over reverse", (1, 1)),
         slow("value", "reverse over reverse", (4, 2)),
         slow("value", "reverse over forward", (4, 2)),
         slow("value", "forward over reverse", (8, 1)),
@@ -292,6 +299,7 @@ def test_hessian_times_vector_is_the_dense_one(what, order, shape):
             ref.assert_close(got[k], product, 1e-8)
 
 
+@pytest.mark.wide
 def test_second_derivatives_in_all_arguments_are_symmetric():
     """u . H v = v . H u, over points, weights (zeros among them), epsilon and taus."""
     with jax.enable_x64(True):

@@ -80,6 +80,7 @@ def test_finite_differences(name):
             )
 
 
+@pytest.mark.wide
 def test_unbalanced():
     """With masses of 1 and 1.5 the term in their difference counts."""
     taus = {"tau_a": 0.8, "tau_b": 0.6}
@@ -96,6 +97,7 @@ def test_unbalanced():
         assert value > 0
 
 
+@pytest.mark.wide
 def test_shared_default_epsilon():
     p = ref.problem(13, 21)
     x, y, a, b = p.cast(np.float32)
@@ -169,6 +171,7 @@ def test_translation_is_what_is_left():
 # ------------------------------------------------------------------------- the rest
 
 
+@pytest.mark.wide
 def test_status_is_the_worst_of_three():
     x, y, a, b = ref.problem(13, 21).cast(np.float32)
     mesh = otts.make_mesh(4, 2)
@@ -183,6 +186,7 @@ def test_status_is_the_worst_of_three():
     assert len(out.errors) == 3 and out.raise_if_failed() is None
 
 
+@pytest.mark.wide
 def test_progress_names_the_term():
     x, y, a, b = ref.problem(13, 21).cast(np.float32)
     mesh, seen = otts.make_mesh(4, 2), []
@@ -226,6 +230,7 @@ def both_of_discs(x, y, epsilon, mesh, **options):
     return jax.jit(both)(x, y, epsilon)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "shape", [pytest.param((1, 1), marks=pytest.mark.slow), (4, 2)]
 )

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.stem for path in (ROOT / "ott_shard").glob("[!_]*.py"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_docstrings(name):
     module = importlib.import_module(f"ott_shard.{name}".rstrip("."))

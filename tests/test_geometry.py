@@ -113,6 +113,7 @@ def test_default_epsilon_of_a_solution_is_weighted():
     np.testing.assert_allclose(out.epsilon, 0.05 * std, rtol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("points", [np.zeros((1, 2)), np.full((5, 3), 0.3)])
 @pytest.mark.parametrize("name", COSTS)
 def test_default_epsilon_is_positive_without_spread(points, name):
@@ -124,6 +125,7 @@ def test_default_epsilon_is_positive_without_spread(points, name):
     np.testing.assert_allclose(out.matrix.sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.wide
 def test_scale_cost_divides_every_cost():
     p = ref.problem(13, 21)
     mesh = otts.make_mesh(4, 2)
@@ -167,6 +169,7 @@ def test_batch_size_changes_nothing(name):
             ref.assert_close(mine, want, 2e-6, f"batch_size={batch_size}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("d", [2, 12])
 @pytest.mark.parametrize("name", COSTS)
 def test_translation_invariance(name, d):
@@ -205,6 +208,7 @@ def _callers_mesh(kind):
     }[kind]()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["1-D", "3-D", "sub-mesh", "explicit", "named"])
 def test_on_the_callers_mesh(kind):
     p = ref.problem(24, 48)
@@ -228,6 +232,7 @@ def test_on_the_callers_mesh(kind):
     np.testing.assert_array_equal(solve(placed, None).f, out.f)
 
 
+@pytest.mark.wide
 def test_explicit_axes():
     """Arrays typed with their sharding work, and so does a function of theirs."""
     x, y, *_ = ref.problem(24, 48).cast(jnp.float32)
@@ -303,6 +308,7 @@ def test_a_geometry_is_a_pytree():
 # -------------------------------------------------------------------- odd inputs
 
 
+@pytest.mark.wide
 def test_integers_and_low_precision_are_computed_in_float32():
     x = np.arange(12).reshape(4, 3)
     want = otts.solve(otts.PointCloud(x.astype(np.float32), x + 1.5, epsilon=5.0))
@@ -316,6 +322,7 @@ def test_integers_and_low_precision_are_computed_in_float32():
         np.testing.assert_array_equal(out.f, want.f)
 
 
+@pytest.mark.wide
 def test_lists_are_arrays():
     out = otts.solve(otts.PointCloud([[0.0], [1.0]], [[0.5]], epsilon=1.0))
     np.testing.assert_allclose(out.primal_cost, 0.25, rtol=1e-6)

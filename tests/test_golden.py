@@ -20,6 +20,8 @@ from conftest import MESH_SHAPES
 import ott_shard as otts
 from ott_shard.solution import Status
 
+pytestmark = pytest.mark.wide
+
 CASES = json.loads((Path(__file__).parent / "golden/values.json").read_text())["cases"]
 COSTS = {
     "SqEuclidean": otts.costs.SqEuclidean(),

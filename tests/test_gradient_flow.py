@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 
 import ott_shard as otts
 from launch import gradient_flow as example
@@ -45,6 +46,7 @@ def test_steps_that_lead_up_are_halved():
     np.testing.assert_allclose([float(p.x[0]) for p in places], [1, 1, 1, -0.25])
 
 
+@pytest.mark.wide
 def test_command(tmp_path, capsys):
     assert example.main(["--n=50", f"--out={tmp_path / 'x.npy'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -53,6 +55,7 @@ def test_command(tmp_path, capsys):
     assert np.load(tmp_path / "x.npy").shape == (50, 2)
 
 
+@pytest.mark.wide
 def test_lbfgs_has_one_program_for_all_epsilons(caplog):
     rng = np.random.default_rng(0)
     x, y = example.disc(103, rng), example.moons(103, rng)

@@ -84,6 +84,7 @@ def test_closed_forms_with_zero_weights(mesh, n, m, name, dtype):
     assert np.all(np.asarray(got[1])[p.b == 0] == 0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", ["SqEuclidean", pytest.param("Euclidean", marks=pytest.mark.slow)]
 )
@@ -104,6 +105,7 @@ def test_dense_autodiff_through_the_iterations(name):
             ref.assert_close(mine, other, 1e-10, f"d/d{argument}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "taus"),
     [
@@ -135,6 +137,7 @@ def test_finite_differences_and_forward_mode(name, taus):
             np.testing.assert_allclose(reverse, difference, rtol=1e-6, err_msg=label)
 
 
+@pytest.mark.wide
 def test_derivative_in_tau():
     with jax.enable_x64(True):
         *arguments, b = ref.problem(13, 21, dtype=np.float64).cast(np.float64)
@@ -173,6 +176,7 @@ def test_eager_and_jitted_gradients_agree():
         ref.assert_close(mine, want, 2e-6)
 
 
+@pytest.mark.wide
 def test_a_closed_over_cloud_and_default_weights():
     """The everyday call: a loss of x alone, eager and jitted, y a constant."""
     p = ref.problem(13, 21, zeros=False)
@@ -220,6 +224,7 @@ def test_scale_cost_scales_the_gradient():
 # --------------------------------------------------------------------- degenerate
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("d", "name"),
     [
@@ -277,6 +282,7 @@ def test_eager_gradients_carry_the_sharding_of_their_inputs(mesh):
     check_sharding_of_gradients(mesh, jitted=False)
 
 
+@pytest.mark.wide
 def test_gradients_carry_the_sharding_of_their_inputs(mesh):
     check_sharding_of_gradients(mesh, jitted=True)
 

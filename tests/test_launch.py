@@ -129,6 +129,7 @@ def test_solve_from_files(tmp_path, capsys):
         assert word in captured.out
 
 
+@pytest.mark.wide
 def test_cost_unit_and_schedule(tmp_path, capsys):
     p = ref.problem(13, 21)
     np.save(tmp_path / "x.npy", p.x)
@@ -204,6 +205,7 @@ def test_bad_input_in_a_process(tmp_path):
 # --------------------------------------------------------------------- exit codes
 
 
+@pytest.mark.wide
 def test_not_converged(tmp_path, capsys):
     """Results are written all the same, and nothing of an earlier run remains."""
     for name in ("result.json", "grad_x.npy", "notes.txt"):
@@ -226,6 +228,7 @@ def test_not_converged(tmp_path, capsys):
     assert any("max_iterations was reached" in line for line in lines)
 
 
+@pytest.mark.wide
 def test_not_finite(tmp_path):
     """Numbers that do not exist are null in strict JSON."""
     for name in ("x", "y"):

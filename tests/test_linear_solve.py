@@ -113,6 +113,7 @@ def test_status_of_a_solution_and_ridge(ridge):
         ref.assert_close(got.x, want, 1e-8)
 
 
+@pytest.mark.wide
 def test_max_iterations_of_a_solution():
     x = jnp.asarray(ref.problem(13, 21).x, jnp.float32)
     how = otts.ImplicitDiff(max_iterations=1)

@@ -17,7 +17,12 @@ from test_costs import COSTS
 import ott_shard as otts
 
 MIB = 2**20
-USUAL = ("SqEuclidean", "PNormP(1.5)", "Custom")  # the others are slow
+
+
+def costs(default=None):
+    """All costs of the table; two are wide, most are slow."""
+    marks = {default: (), "PNormP(1.5)": pytest.mark.wide, "Custom": pytest.mark.wide}
+    return [pytest.param(n, marks=marks.get(n, pytest.mark.slow)) for n in COSTS]
 
 
 def compile_gradient(n, d, mesh, name="SqEuclidean", dtype=jnp.float32, **options):
@@ -44,19 +49,13 @@ def temp_bytes(compiled):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in COSTS],
-)
+@pytest.mark.parametrize("name", costs(default="SqEuclidean"))
 def test_one_device(name):
     compiled = compile_gradient(50_000, 2, otts.make_mesh(1, 1), name)
     assert temp_bytes(compiled) < 64 * MIB
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in USUAL[1:] else pytest.param(n, marks=pytest.mark.slow) for n in COSTS],
-)
+@pytest.mark.parametrize("name", costs())
 def test_no_tile_times_d(name):
     """Sums over 64 coordinates do not keep their terms: a tile of those is 256 MiB."""
     compiled = compile_gradient(10_000, 64, otts.make_mesh(1, 1), name)
@@ -78,6 +77,7 @@ def test_doubling_the_points_at_most_doubles():
     assert small < large <= 2 * small
 
 
+@pytest.mark.wide
 def test_halving_the_tile_lowers_it():
     mesh = otts.make_mesh(1, 1)
     whole, half = (
@@ -165,6 +165,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("derivative", "fn"),
     [
@@ -234,6 +235,7 @@ def test_eight_devices():
     assert all(size < n * d for size in sizes), sizes
 
 
+@pytest.mark.wide
 def test_eight_devices_on_uneven_sizes():
     n, d = 100_003, 64
     mesh = otts.make_mesh(4, 2)

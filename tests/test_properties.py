@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference as ref
 from drawing import (
     COSTS,
@@ -28,6 +29,8 @@ from hypothesis import strategies as st
 
 import ott_shard as otts
 from ott_shard import Status
+
+pytestmark = pytest.mark.wide
 
 # ---------------------------------------------------------- exact changes of the input
 

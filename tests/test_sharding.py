@@ -153,6 +153,7 @@ def test_an_update_is_the_same_on_every_mesh(mesh, dtype):
     assert cols.sharding.is_equivalent_to(NamedSharding(mesh, P("cols")), 1)
 
 
+@pytest.mark.wide
 def test_potentials_stay_split(mesh):
     """Divisible sizes: f like x, g like y, on the devices they were computed on."""
     x, y, a, b = ref.problem(24, 40).cast(np.float32)

@@ -103,6 +103,7 @@ def test_matches_oracle(mesh, n, m, name, dtype, taus):
         ref.assert_close(got["rows"], p.a, tol, "row marginals are exact")
 
 
+@pytest.mark.wide
 def test_meshes_agree_when_converged():
     """They stop at the same iteration; one mesh has a size that divides nothing."""
 
@@ -151,6 +152,7 @@ def test_uniform_weights_are_the_default():
     np.testing.assert_array_equal(default.reg_ot_cost, given.reg_ot_cost)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "size", [(1, 1), (1, 6), pytest.param((5, 1), marks=pytest.mark.slow)]
 )
@@ -198,6 +200,7 @@ def test_a_point_of_weight_zero_is_as_if_it_were_not_there():
         ref.assert_close(getattr(out, field), getattr(alone, field), 1e-5, field)
 
 
+@pytest.mark.wide
 def test_a_whole_device_of_zero_weights():
     """The slices of some devices hold no mass at all."""
     p = ref.problem(40, 24, zeros=False)
@@ -213,6 +216,7 @@ def test_a_whole_device_of_zero_weights():
     np.testing.assert_allclose(out.reg_ot_cost, want.reg_ot_cost, rtol=1e-5)
 
 
+@pytest.mark.wide
 def test_tau_close_to_one_is_balanced():
     p, geom, weights, _ = pose(13, 21, "SqEuclidean", np.float32, otts.make_mesh(4, 2))
     near = otts.solve(geom, *weights, tau_a=0.9999, tau_b=0.9999, threshold=1e-5)
@@ -282,6 +286,7 @@ def test_matrix_is_refused_when_large():
 # ----------------------------------------------------------------------- iterations
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("iterations", "inner"), [(1, 1), (1, 10), (7, 10), (10, 10), (25, 10), (6, 4)]
 )
@@ -331,6 +336,7 @@ def test_stops_at_the_first_error_within_the_threshold():
         assert bool(out.converged)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("minimum", "expected"), [(0, 5), (5, 5), (6, 10), (20, 20)])
 def test_min_iterations(minimum, expected):
     _, geom, weights, _ = pose(13, 21, "SqEuclidean", np.float32, otts.make_mesh(4, 2))

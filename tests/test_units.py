@@ -83,6 +83,7 @@ def test_relative_epsilon_is_of_scaled_costs(relative):
         np.testing.assert_allclose(out.epsilon, 0.1 * value / number, rtol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n", "name"),
     [
@@ -139,6 +140,7 @@ def scheduled(cost, a, b, target, init, decay, iterations):
     return ref.Solution(cost, a, b, target, 1.0, 1.0, phi, psi, np.zeros(0))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("iterations", [1, 30, pytest.param(7, marks=pytest.mark.slow)])
 def test_init_is_the_epsilon_of_iteration_0(iterations):
     """And the last iteration is at the target, so that what is returned is about it."""
@@ -185,6 +187,7 @@ def test_a_schedule_ends_at_its_target():
     assert errors[checks - 1] == exact.marginal_error and np.all(errors[checks:] == -1)
 
 
+@pytest.mark.wide
 def test_schedule_of_a_divergence():
     p = ref.problem(13, 21)
     x, y, a, b = p.cast(jnp.float32)
@@ -203,6 +206,7 @@ def test_schedule_of_a_divergence():
 # --------------------------------------------------------------------------- storage
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "low", [jnp.bfloat16, pytest.param(np.float16, marks=pytest.mark.slow)]
 )
@@ -237,6 +241,7 @@ def test_half_precision_is_stored_and_not_computed_with(low):
         )
 
 
+@pytest.mark.wide
 def test_clouds_of_two_dtypes():
     p = ref.problem(13, 21)
     mesh = otts.make_mesh(2, 2)
