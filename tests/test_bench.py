@@ -60,7 +60,7 @@ def check_head(record, *sizes):
     assert record["mesh"] == "1x1"
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_a_case_with_peers(fake_python, capfd, monkeypatch):
     """One peer agrees and is compared with, the other is refused; the run goes on."""
     monkeypatch.setattr(bench, "_temp_bytes", lambda *_: 1)  # compiles; tested below
@@ -90,6 +90,7 @@ def test_a_case_with_peers(fake_python, capfd, monkeypatch):
     assert err.startswith("bench: peer keops unavailable: values differ by 1")
 
 
+@pytest.mark.wide
 def test_memory_only(capsys, monkeypatch):
     """Compiled for but never solved."""
     monkeypatch.setattr("ott_shard.solve", None)

@@ -97,7 +97,7 @@ def test_unbalanced():
         assert value > 0
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_shared_default_epsilon():
     p = ref.problem(13, 21)
     x, y, a, b = p.cast(np.float32)
@@ -124,6 +124,7 @@ def test_scale_cost_and_batch_size():
 # -------------------------------------------------------------------- equal clouds
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", COSTS)
 @pytest.mark.parametrize(
     "shape", [pytest.param((1, 1), marks=pytest.mark.slow), (4, 2)]

@@ -144,6 +144,7 @@ def test_scale_cost_divides_every_cost():
 # ------------------------------------------------------------------- tiles, layout
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name", [pytest.param("SqEuclidean", marks=pytest.mark.slow), "Euclidean"]
 )

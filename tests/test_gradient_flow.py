@@ -16,6 +16,7 @@ def compiled(caplog):
     return [word[1] for word in words if word[0] == "Compiling"]
 
 
+@pytest.mark.wide
 def test_one_program_for_all_epsilons(caplog):
     rng = np.random.default_rng(0)
     x, y = example.disc(203, rng), example.moons(203, rng)
@@ -46,7 +47,7 @@ def test_steps_that_lead_up_are_halved():
     np.testing.assert_allclose([float(p.x[0]) for p in places], [1, 1, 1, -0.25])
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_command(tmp_path, capsys):
     assert example.main(["--n=50", f"--out={tmp_path / 'x.npy'}"]) == 0
     lines = capsys.readouterr().out.splitlines()

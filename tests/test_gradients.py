@@ -105,7 +105,7 @@ def test_dense_autodiff_through_the_iterations(name):
             ref.assert_close(mine, other, 1e-10, f"d/d{argument}")
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "taus"),
     [

@@ -81,6 +81,7 @@ def test_failure_is_a_nan_and_a_line(caplog):
     assert "max_iterations was reached" in caplog.text and "raise" in caplog.text
 
 
+@pytest.mark.wide
 def test_success_is_silent(caplog):
     x = jnp.asarray(ref.problem(13, 21).x, jnp.float32)
     with caplog.at_level(logging.WARNING, "ott_shard"):

@@ -20,8 +20,8 @@ MIB = 2**20
 
 
 def costs(default=None):
-    """All costs of the table; two are wide, most are slow."""
-    marks = {default: (), "PNormP(1.5)": pytest.mark.wide, "Custom": pytest.mark.wide}
+    """All costs of the table; one is wide, most are slow."""
+    marks = {default: (), "Custom": pytest.mark.wide}
     return [pytest.param(n, marks=marks.get(n, pytest.mark.slow)) for n in COSTS]
 
 
@@ -68,6 +68,7 @@ def test_small_tiles_of_many_points():
     assert temp_bytes(compiled) < 128 * MIB
 
 
+@pytest.mark.wide
 def test_doubling_the_points_at_most_doubles():
     mesh = otts.make_mesh(1, 1)
     small, large = (
@@ -77,7 +78,7 @@ def test_doubling_the_points_at_most_doubles():
     assert small < large <= 2 * small
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_halving_the_tile_lowers_it():
     mesh = otts.make_mesh(1, 1)
     whole, half = (
@@ -235,7 +236,7 @@ def test_eight_devices():
     assert all(size < n * d for size in sizes), sizes
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_eight_devices_on_uneven_sizes():
     n, d = 100_003, 64
     mesh = otts.make_mesh(4, 2)

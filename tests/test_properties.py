@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 import ott_shard as otts
 from ott_shard import Status
 
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.slow
 
 # ---------------------------------------------------------- exact changes of the input
 

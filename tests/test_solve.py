@@ -371,6 +371,7 @@ def test_new_numbers_do_not_compile_again():
     assert values[0] == values[2] != values[1]
 
 
+@pytest.mark.wide
 def test_progress_changes_no_number():
     _, geom, weights, _ = pose(13, 21, "SqEuclidean", np.float32, otts.make_mesh(4, 2))
     seen = []
