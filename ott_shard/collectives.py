@@ -46,6 +46,17 @@ def combine_lse(maxima: jax.Array, sums: jax.Array, axes: Axes) -> jax.Array:
     return jnp.where(empty, -jnp.inf, shift + jnp.log(jnp.where(empty, 1.0, total)))
 
 
+def stack(x: jax.Array, axes: Axes) -> jax.Array:
+    """[devices along `axes`, ...], `x` of each in their order (one all-reduce of all).
+
+    Not an all-gather, whose result JAX takes to differ between devices.
+    """
+    if not axes:
+        return x[None]
+    slots = jnp.zeros((lax.axis_size(axes), *x.shape), x.dtype)
+    return lax.psum(slots.at[lax.axis_index(axes)].set(x), axes)
+
+
 def match_varying(tree: Any, *operands: Any) -> Any:
     """Mark `tree` as varying over every mesh axis over which any of `operands` varies.
 

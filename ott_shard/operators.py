@@ -6,6 +6,7 @@ finite also where a weight is zero: P_ij = a_i b_j exp((phi_i + psi_j - C_ij) / 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
 from ott_shard import tile
-from ott_shard.collectives import Axes, axis_max, axis_sum
+from ott_shard.collectives import Axes, axis_max, axis_sum, stack
 from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
 from ott_shard.tile import Block, Moments, Operands
@@ -168,6 +169,43 @@ def plan_cost(
         sums = tile.local_plan_cost(pairs.block, operands, phi * sharpness, *col_args)
         return a * axis_sum(sums, pairs.col_axes) / scale
 
+    (phi, psi), (a, b) = potentials, weights
+    return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def largest(
+    k: int,
+    pairs: Pairs,
+    potentials: tuple[jax.Array, jax.Array],
+    weights: tuple[jax.Array, jax.Array],
+    epsilon: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The columns j of the k largest P_ij of each row, and these, [n, k]; constants.
+
+    One pass; two all-reduces of n k x devices along the columns. Where fewer columns
+    have mass, or the row has none, j is -1 and P_ij 0.
+    """
+
+    def local(operands, row_args, col_args, sharpness, scale):
+        (phi, a), (b,) = row_args, col_args
+        own = tile.local_top(pairs.block, k, operands, b)
+        # [devices, n, k] to [n, devices k], in the order of the columns.
+        exponents, places = (stack(part, pairs.col_axes) for part in own)
+        places += len(b) * jnp.arange(len(places), dtype=jnp.int32)[:, None, None]
+        exponents, places = (
+            jnp.moveaxis(part, 0, 1).reshape(len(phi), -1)
+            for part in (exponents, places)
+        )
+        exponents, winners = jax.lax.top_k(exponents, k)
+        places = jnp.take_along_axis(places, winners, axis=1)
+        values = a[:, None] * jnp.exp(exponents + (phi * sharpness)[:, None])
+        none = jnp.isneginf(exponents) | (a == 0)[:, None]
+        return jnp.where(none, -1, places), values
+
+    pairs, potentials, weights, epsilon = jax.lax.stop_gradient(
+        (pairs, potentials, weights, epsilon)
+    )
     (phi, psi), (a, b) = potentials, weights
     return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon)
 

@@ -215,6 +215,52 @@ class SinkhornOutput:
         _checks.choice("axis", axis, (0, 1))
         return self.apply(np.ones(self.geom.shape[axis]), axis)
 
+    def argmax(self, axis: Literal[0, 1]) -> jax.Array:
+        """Where the plan is largest: for each y_j an i (axis 0), for each x_i a j (1).
+
+        ``top_k(1, axis)`` without the values.
+        """
+        return self.top_k(1, axis)[0][:, 0]
+
+    def top_k(self, k: int, axis: Literal[0, 1]) -> tuple[jax.Array, jax.Array]:
+        """The k largest entries of every column (axis 0) or row (axis 1) of the plan.
+
+        Args:
+            k: from 1 to the number of entries.
+            axis: 0 or 1, as in `apply`.
+
+        Returns:
+            (indices, values), [m, k] for axis 0 and [n, k] for axis 1, in descending
+            order, of equal entries the one of the lowest index first. Where fewer than
+            k entries have mass, the index is -1 and the value 0. One pass; O(n d / rows
+            + m d / cols + n k cols / rows + tile) memory on a device. Constants to
+            differentiation.
+
+        Raises:
+            ValueError, TypeError: if k or axis is out of range.
+
+        Example:
+            >>> import jax.numpy as jnp, ott_shard as otts
+            >>> x = jnp.asarray([[0.0], [1.0], [2.0]])
+            >>> otts.solve(otts.PointCloud(x, x[::-1], epsilon=0.1)).argmax(axis=1)
+            Array([2, 1, 0], dtype=int32)
+        """
+        _checks.choice("axis", axis, (0, 1))
+        k = _checks.integer("k", k)
+        if k > self.geom.shape[axis]:
+            raise ValueError(
+                f"k must be at most {self.geom.shape[axis]}, the number of entries for "
+                f"axis={axis}, got {k}"
+            )
+        p = self._one
+        pairs, ends = p.pairs, (tuple(self.found[:2]), (p.a, p.b))
+        if axis == 0:
+            pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
+        found = operators.largest(k, pairs, *ends, p.epsilon)
+        size = self.geom.shape[1 - axis]
+        indices, values = (meshes.unpad(part, size) for part in found)
+        return indices, values
+
     @property
     def transport_mass(self) -> jax.Array:
         """Sum of the plan, scalar."""

@@ -305,6 +305,31 @@ def local_plan_cost(
     return fold_tiles(body, init, (operands.rows, shift), cols, keep, block)
 
 
+def local_top(
+    block: Block, k: int, operands: Operands, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The k largest z_ij + log b_j of the columns of this device, and their j, [n, k].
+
+    In descending order, of equals the first. -inf and any j where there are fewer.
+    """
+    n, (y, h) = operands.rows.shape[0], operands.cols
+    positive = weights > 0
+
+    def body(carry, rows, cols, keep):
+        best, places = carry
+        cols, columns = cols
+        z = exponent(block.precision, operands.shared, rows, cols)
+        z = jnp.concatenate([best, jnp.where(keep, z, -jnp.inf)], axis=1)
+        best, winners = jax.lax.top_k(z, k)
+        old = jnp.take_along_axis(places, jnp.minimum(winners, k - 1), axis=1)
+        new = columns[jnp.maximum(winners - k, 0)]
+        return best, jnp.where(winners < k, old, new)
+
+    init = jnp.full((n, k), -jnp.inf, h.dtype), jnp.zeros((n, k), jnp.int32)
+    cols = (y, h + _log_of_positive(weights)), jnp.arange(len(h), dtype=jnp.int32)
+    return fold_tiles(body, init, operands.rows, cols, positive, block)
+
+
 class Moments(NamedTuple):
     """Mean, sum of squared deviations and maximum of costs, and their total weight."""
 
