@@ -23,6 +23,7 @@ from ott_shard.linear_solve import (
     LinearStatus as LinearStatus,
 )
 from ott_shard.mesh import make_mesh as make_mesh
+from ott_shard.potentials import DualPotentials as DualPotentials
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status
 from ott_shard.units import CostStatistics as CostStatistics

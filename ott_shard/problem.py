@@ -77,12 +77,13 @@ class Problem:
         return self.T.to_rows(phi, known)
 
     def average(self, psi: jax.Array, rows: jax.Array, v: jax.Array) -> jax.Array:
-        """Mean of v over the plan of each row, [m] to [n], for rows = to_rows(psi).
+        """Mean of v over the plan of each row, [m] or [m, k], for rows = to_rows(psi).
 
-        P v / P 1, for any phi, and minus the derivative of to_rows along v.
+        P v / P 1, [n] or [n, k], for any phi, and minus the derivative of to_rows along
+        v.
         """
-        weights = jnp.ones_like(rows), self.b
-        values = v[:, None]
-        return operators.apply_plan(
+        weights, values = (jnp.ones_like(rows), self.b), v.reshape(len(v), -1)
+        means = operators.apply_plan(
             self.pairs, (rows, psi), weights, values, self.epsilon
-        )[:, 0]
+        )
+        return means if v.ndim == 2 else means[:, 0]

@@ -15,6 +15,7 @@ from ott_shard import _checks, implicit, mesh as meshes, operators
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.linear_solve import LinearSolve
+from ott_shard.potentials import DualPotentials
 from ott_shard.problem import Found, Problem
 
 _MAX_DENSE_ENTRIES = 2**24  # 64 MiB in float32
@@ -214,6 +215,11 @@ class SinkhornOutput:
         """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1)."""
         _checks.choice("axis", axis, (0, 1))
         return self.apply(np.ones(self.geom.shape[axis]), axis)
+
+    def to_dual_potentials(self) -> DualPotentials:
+        """f and g as functions, and the map that they make, for new points."""
+        p, (phi, psi) = self._one, self._potentials
+        return DualPotentials(p, phi, psi)
 
     def argmax(self, axis: Literal[0, 1]) -> jax.Array:
         """Where the plan is largest: for each y_j an i (axis 0), for each x_i a j (1).

@@ -17,7 +17,7 @@ LAYERS = [
     ["units"],
     ["geometry"],
     ["problem"],
-    ["implicit"],
+    ["implicit", "potentials"],
     ["objective", "solution"],
     ["sinkhorn"],
     ["divergence"],
