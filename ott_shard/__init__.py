@@ -25,7 +25,8 @@ from ott_shard.linear_solve import (
 from ott_shard.mesh import make_mesh as make_mesh
 from ott_shard.potentials import DualPotentials as DualPotentials
 from ott_shard.sinkhorn import solve as solve
-from ott_shard.solution import SinkhornOutput as SinkhornOutput, Status as Status
+from ott_shard.solution import SinkhornOutput as SinkhornOutput
+from ott_shard.status import Status as Status
 from ott_shard.units import CostStatistics as CostStatistics
 
 __version__ = "0.3.0"

@@ -57,6 +57,11 @@ def stack(x: jax.Array, axes: Axes) -> jax.Array:
     return lax.psum(slots.at[lax.axis_index(axes)].set(x), axes)
 
 
+def position(axes: Axes) -> jax.Array:
+    """Which of the devices along `axes` this is, int scalar."""
+    return lax.axis_index(axes) if axes else jnp.int32(0)
+
+
 def match_varying(tree: Any, *operands: Any) -> Any:
     """Mark `tree` as varying over every mesh axis over which any of `operands` varies.
 

@@ -18,7 +18,8 @@ from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.sinkhorn import Limits, Progress, Settings
-from ott_shard.solution import SinkhornOutput, Status
+from ott_shard.solution import SinkhornOutput
+from ott_shard.status import Status
 
 
 @register_dataclass

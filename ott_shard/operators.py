@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
-from ott_shard import tile
-from ott_shard.collectives import Axes, axis_max, axis_sum, stack
+from ott_shard import moments, tile
+from ott_shard.collectives import Axes, axis_max, axis_sum, position, stack
 from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
-from ott_shard.tile import Block, Moments, Operands
+from ott_shard.moments import Moments
+from ott_shard.tile import Block, Operands
 
 
 @register_dataclass
@@ -211,6 +212,48 @@ def largest(
 
 
 @jax.jit
+def quantiles(
+    pairs: Pairs,
+    psi: jax.Array,
+    rows: jax.Array,
+    b: jax.Array,
+    level: jax.Array,
+    epsilon: jax.Array,
+) -> jax.Array:
+    """The first column j of each row at which sum_j P_ij / (P 1)_i is above level_i.
+
+    Args:
+        pairs: the clouds.
+        psi: [m], the potential of y.
+        rows: [n], the c-transform of psi.
+        b: [m], weights of y.
+        level: [n], in [0, 1).
+        epsilon: scalar.
+
+    Returns:
+        [n] int32. Two passes; two all-reduces, one of n x devices along the columns.
+    """
+
+    def local(operands, row_args, col_args, sharpness, scale):
+        (rows, level), (b,) = row_args, col_args
+        shift, me = rows * sharpness, position(pairs.col_axes)
+        ones = jnp.ones_like(b)[:, None]
+        own = tile.local_apply(pairs.block, operands, shift, b, ones)[:, 0]
+        parts = stack(own, pairs.col_axes)
+        ends = jnp.cumsum(parts, axis=0)
+        level = level * ends[-1]
+        devices = jnp.arange(len(parts), dtype=jnp.int32)[:, None]
+        last = jnp.max(jnp.where(parts > 0, devices, 0), axis=0)
+        owner = jnp.minimum(jnp.sum(ends <= level, axis=0, dtype=jnp.int32), last)
+        rest = level - (ends[me] - parts[me])
+        column = tile.local_quantile(pairs.block, operands, shift, b, rest)
+        column = jnp.where(owner == me, column + me * len(b), 0)
+        return axis_sum(column, pairs.col_axes)
+
+    return _reduce_rows(pairs, local, (rows, level), (psi, b), epsilon)
+
+
+@jax.jit
 def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     """Moments of the costs with weights a_i b_j, as scalars; one pass.
 
@@ -218,7 +261,7 @@ def cost_moments(pairs: Pairs, a: jax.Array, b: jax.Array) -> Moments:
     """
 
     def local(operands, _, col_args, __, scale):
-        own = tile.local_moments(pairs.block, operands, *col_args)
+        own = moments.local_moments(pairs.block, operands, *col_args)
         total = axis_sum(own.weight, pairs.col_axes)
         some = jnp.where(total > 0, total, 1.0)
         mean = axis_sum(own.weight * own.mean, pairs.col_axes) / some
@@ -250,7 +293,7 @@ def cost_size(pairs: Pairs, a: jax.Array, b: jax.Array) -> jax.Array:
     """
 
     def local(operands, a, col_args, _, scale):
-        sums = tile.local_cost_size(pairs.block, operands, a, *col_args)
+        sums = moments.local_cost_size(pairs.block, operands, a, *col_args)
         total, weight = (axis_sum(part, pairs.col_axes) for part in sums)
         return total / scale, weight
 

@@ -21,7 +21,8 @@ from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.problem import Found, Problem
-from ott_shard.solution import SinkhornOutput, Status
+from ott_shard.solution import SinkhornOutput
+from ott_shard.status import Status
 
 Progress = Callable[[str, int, float, float], None]
 

@@ -1,7 +1,6 @@
 """What a solver returns: potentials, costs, and why it stopped."""
 
 import dataclasses
-import enum
 import functools
 from typing import Any, Literal
 
@@ -11,52 +10,15 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, implicit, mesh as meshes, operators
+from ott_shard import _checks, implicit, mesh as meshes, operators, sampling
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.linear_solve import LinearSolve
 from ott_shard.potentials import DualPotentials
 from ott_shard.problem import Found, Problem
+from ott_shard.status import Status
 
 _MAX_DENSE_ENTRIES = 2**24  # 64 MiB in float32
-
-
-class Status(enum.IntEnum):
-    """Why the iteration stopped; of several, the largest is the worst."""
-
-    CONVERGED = 0
-    STALLED = 1
-    MAX_ITERATIONS = 2
-    NOT_FINITE = 3
-    INVALID_INPUT = 4
-
-    @property
-    def sentence(self) -> str:
-        """What happened, what may have caused it and what to try."""
-        return _SENTENCES[self]
-
-
-_SENTENCES = {
-    Status.CONVERGED: "the marginal error is within the threshold",
-    Status.STALLED: (
-        "rounding allows no smaller marginal error at this epsilon: (a) use float64, "
-        "(b) use a larger epsilon, or (c) raise the threshold above `error_floor`"
-    ),
-    Status.MAX_ITERATIONS: (
-        "max_iterations was reached before the threshold: (a) raise max_iterations, "
-        "(b) use a larger epsilon, or (c) come down to it by an Epsilon schedule"
-    ),
-    Status.NOT_FINITE: (
-        "a NaN or an infinity appeared: (a) the points or weights contain one, (b) "
-        "costs / epsilon overflow: use a larger epsilon or set scale_cost, or (c) all "
-        "pairs of some point are forbidden"
-    ),
-    Status.INVALID_INPUT: (
-        "the problem has no solution as posed: epsilon, scale_cost (a statistic of "
-        "costs may be negative), tau_a or tau_b is out of range, a weight is negative, "
-        "or a and b differ in mass while tau_a = tau_b = 1"
-    ),
-}
 
 
 @register_dataclass
@@ -266,6 +228,41 @@ class SinkhornOutput:
         size = self.geom.shape[1 - axis]
         indices, values = (meshes.unpad(part, size) for part in found)
         return indices, values
+
+    def sample(
+        self,
+        key: jax.Array,
+        num_pairs: int,
+        method: Literal["iid", "systematic"] = "iid",
+    ) -> tuple[jax.Array, jax.Array]:
+        """Pairs of points drawn in proportion to the plan, for training on them.
+
+        Args:
+            key: of jax.random. The same key draws the same pairs on every mesh and in
+                every tile, unless rounding decides between two neighbours.
+            num_pairs: how many.
+            method: "iid": independent. "systematic": x_i appears num_pairs times its
+                share of the mass, rounded up or down (for uniform weights and num_pairs
+                = n exactly once), in ascending order; its y_j is drawn from the row.
+
+        Returns:
+            (i, j), each [num_pairs] int32, rows of x and of y. Two passes over
+            num_pairs x m; O(num_pairs d / rows + m d / cols + tile) memory on a device.
+            Constants to differentiation.
+
+        Raises:
+            ValueError, TypeError: if num_pairs or method is out of range.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, ott_shard as otts
+            >>> x = jnp.asarray([[0.0], [1.0], [2.0]])
+            >>> out = otts.solve(otts.PointCloud(x, x[::-1], epsilon=0.01))
+            >>> out.sample(jax.random.key(0), 3, method="systematic")[1]
+            Array([2, 1, 0], dtype=int32)
+        """
+        num_pairs = _checks.integer("num_pairs", num_pairs)
+        _checks.choice("method", method, ("iid", "systematic"))
+        return sampling.sample(self._one, self.found, key, num_pairs, method)
 
     @property
     def transport_mass(self) -> jax.Array:

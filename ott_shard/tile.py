@@ -25,9 +25,6 @@ from ott_shard.pairwise import inner
 
 Tree = Any
 
-# So many points of a device tell the size of its costs.
-_SAMPLE = 128
-
 
 class Block(NamedTuple):
     """What is static about a tile.
@@ -330,63 +327,36 @@ def local_top(
     return fold_tiles(body, init, operands.rows, cols, positive, block)
 
 
-class Moments(NamedTuple):
-    """Mean, sum of squared deviations and maximum of costs, and their total weight."""
+def local_quantile(
+    block: Block,
+    operands: Operands,
+    shift: jax.Array,
+    weights: jax.Array,
+    level: jax.Array,
+) -> jax.Array:
+    """The first column at which sum_j b_j exp(z_ij + shift_i) is above `level`, [n].
 
-    weight: jax.Array
-    mean: jax.Array
-    deviation: jax.Array
-    max: jax.Array
-
-    def merge(self, other: "Moments") -> "Moments":
-        """Moments of both samples together, without cancellation (Chan et al. 1983)."""
-        weight = self.weight + other.weight
-        share = other.weight / jnp.where(weight > 0, weight, 1.0)
-        step = other.mean - self.mean
-        return Moments(
-            weight,
-            self.mean + share * step,
-            self.deviation + other.deviation + self.weight * share * step**2,
-            jnp.maximum(self.max, other.max),
-        )
-
-
-def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
-    """Moments of C_ij over the columns of this device with weights b_j, each [n].
-
-    Forbidden pairs, of infinite cost, do not count.
+    The last one with mass where it is above at none.
     """
-    (cost, centre, _), x, (y, _) = operands
+    weights = _as_rounded(operands, weights)
 
-    def body(carry, x, cols, keep):
-        y, b = cols
-        b = jnp.where(keep, b, 0.0)
-        costs = cost.pairwise(x - centre, y - centre, block.precision)
-        counts = keep & (costs != jnp.inf)
-        share = jnp.where(counts, b, 0.0)
-        weight = share.sum(axis=1)
-        costs = jnp.where(counts, costs, 0.0)
-        mean = (share * costs).sum(axis=1) / jnp.where(weight > 0, weight, 1.0)
-        deviation = (share * jnp.square(costs - mean[:, None])).sum(axis=1)
-        top = jnp.where(counts, costs, -jnp.inf).max(axis=1)
-        return carry.merge(Moments(weight, mean, deviation, top))
+    def body(carry, rows, cols, keep):
+        (below, count, last), (x, shift, level) = carry, rows
+        cols, b, columns = cols
+        z = exponent(block.precision, operands.shared, x, cols)
+        mass = jnp.where(keep, b * _density(z + shift[:, None], keep), 0.0)
+        sums = below[:, None] + jnp.cumsum(mass, axis=1)
+        count += jnp.sum(keep & (sums <= level[:, None]), axis=1, dtype=count.dtype)
+        last = jnp.maximum(last, jnp.where(mass > 0, columns, 0).max(axis=1))
+        return sums[:, -1], count, last
 
-    zero = jnp.zeros(x.shape[0], b.dtype)
-    init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
-    return fold_tiles(body, init, x, (y, b), b > 0, block)
-
-
-def local_cost_size(
-    block: Block, operands: Operands, a: jax.Array, b: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Sum of a_i b_j x the terms of C_ij, and of a_i b_j, over some pairs, each [1]."""
-    (cost, centre, _), x, (y, _) = operands
-    x, a, y, b = (z[:: -(-len(z) // _SAMPLE)] for z in (x, a, y, b))
-    x, y = x - centre, y - centre
-    if isinstance(cost, BilinearCost):
-        size = inner(jnp.abs(cost.left(x)), jnp.abs(cost.right(y)), block.precision)
-    else:
-        size = jnp.abs(cost.pairwise(x, y, block.precision))
-    weight = jnp.where(size < jnp.inf, a[:, None] * b, 0.0)
-    total = jnp.sum(weight * jnp.where(weight > 0, size, 0.0))
-    return total[None], weight.sum()[None]
+    none = jnp.zeros_like(shift, jnp.int32)
+    _, count, last = fold_tiles(
+        body,
+        (jnp.zeros_like(shift), none, none),
+        (operands.rows, shift, level),
+        (operands.cols, weights, jnp.arange(len(weights), dtype=jnp.int32)),
+        jnp.ones_like(weights, bool),
+        block,
+    )
+    return jnp.minimum(count, last)

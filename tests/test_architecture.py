@@ -9,15 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["collectives", "_checks", "forward", "loops", "linear_solve"],
+    ["collectives", "_checks", "forward", "loops", "linear_solve", "status"],
     ["pairwise", "mesh", "epsilon"],
     ["costs"],
     ["tile"],
+    ["moments"],
     ["operators"],
     ["units"],
     ["geometry"],
     ["problem"],
-    ["implicit", "potentials"],
+    ["implicit", "potentials", "sampling"],
     ["objective", "solution"],
     ["sinkhorn"],
     ["divergence"],

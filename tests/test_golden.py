@@ -18,7 +18,7 @@ import reference as ref
 from conftest import MESH_SHAPES
 
 import ott_shard as otts
-from ott_shard.solution import Status
+from ott_shard.status import Status
 
 pytestmark = pytest.mark.wide
 

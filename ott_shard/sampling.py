@@ -1,0 +1,72 @@
+"""Pairs of points drawn from a plan that is never formed."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ott_shard import mesh as meshes, operators
+from ott_shard.problem import Found, Problem
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def sample(
+    problem: Problem, found: Found, key: jax.Array, num_pairs: int, method: str
+) -> tuple[jax.Array, jax.Array]:
+    """(i, j), each [num_pairs] int32, drawn in proportion to P_ij.
+
+    i is drawn by the row sums of the plan, and then j within the row by inversion of
+    its cumulative sum: two passes over num_pairs x m, by the same uniform numbers on
+    every mesh.
+    """
+    problem, found = jax.lax.stop_gradient((problem, found))
+    of_rows, of_columns = jax.random.split(key)
+    masses = problem.a * jnp.exp((found.phi - found.rows) / problem.epsilon)
+    draw = _systematic if method == "systematic" else _independent
+    i = draw(of_rows, masses, num_pairs)
+    level = jax.random.uniform(of_columns, (num_pairs,), masses.dtype)
+    pairs = problem.pairs
+    x, rows, level = (
+        meshes.place(z, pairs.mesh, pairs.row_axes)
+        for z in (pairs.x[i], found.rows[i], level)
+    )
+    pairs = dataclasses.replace(pairs, x=x)
+    ends = found.psi, rows, problem.b
+    j = operators.quantiles(pairs, *ends, level, problem.epsilon)
+    return i, meshes.unpad(j, num_pairs)
+
+
+def _last(masses: jax.Array) -> jax.Array:
+    """The last index with mass: rounding must not lead beyond it."""
+    index = jnp.arange(len(masses), dtype=jnp.int32)
+    return jnp.max(jnp.where(masses > 0, index, 0))
+
+
+def _independent(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
+    ends = jnp.cumsum(masses)
+    level = ends[-1] * jax.random.uniform(key, (num,), masses.dtype)
+    index = jnp.searchsorted(ends, level, side="right").astype(jnp.int32)
+    return jnp.minimum(index, _last(masses))
+
+
+def _systematic(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
+    """Index i, in order, floor or ceil of num masses_i / sum masses times.
+
+    One uniform number shifts a grid. The whole parts, as integers, are kept out of the
+    running sum, which so many terms would round.
+    """
+    expected = masses * (num / masses.sum())
+    rounding = 16 * jnp.finfo(masses.dtype).eps * expected
+    whole = jnp.floor(expected + jnp.minimum(rounding, 1e-3))
+    rest = jnp.maximum(expected - whole, 0.0)
+    whole = whole.astype(jnp.int32)
+    left = num - whole.sum()
+    ends = jnp.cumsum(rest)
+    ends *= left / jnp.where(ends[-1] > 0, ends[-1], 1.0)
+    index = jnp.arange(len(masses), dtype=jnp.int32)
+    grid = jnp.floor(ends + jax.random.uniform(key, (), masses.dtype))
+    grid = jnp.clip(grid, jnp.minimum(left, 0), jnp.maximum(left, 0))
+    grid = jnp.where(index >= _last(masses), left, grid)
+    counts = whole + jnp.diff(grid.astype(jnp.int32), prepend=0)
+    return jnp.repeat(index, counts, total_repeat_length=num)
