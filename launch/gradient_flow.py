@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled
@@ -112,8 +113,9 @@ def lbfgs_step(mesh: Mesh) -> tuple[Any, Callable]:
     @jax.jit
     def step(x, state, y, epsilon):
         def loss(x):
-            value, _ = otts.sinkhorn_divergence(x, y, epsilon=epsilon, mesh=mesh)
-            return value * len(x) / 2
+            value, out = otts.sinkhorn_divergence(x, y, epsilon=epsilon, mesh=mesh)
+            # The line search passes no status on.
+            return jnp.where(out.converged, value, jnp.nan) * len(x) / 2
 
         value, gradient = optax.value_and_grad_from_state(loss)(x, state=state)
         update, state = solver.update(
@@ -131,30 +133,34 @@ def lbfgs_flow(
     """(epsilon, divergence, points) after each step, a new L-BFGS for each epsilon."""
     solver, step = lbfgs_step(mesh)
     for epsilon in EPSILONS:
-        state = jax.device_get(solver.init(jax.numpy.asarray(x)))
+        state = jax.device_get(solver.init(jnp.asarray(x)))
         for _ in range(STEPS):
             # On the host in between: what came back placed would be another program.
             x, state, divergence = jax.device_get(step(x, state, y, epsilon))
+            if np.isnan(divergence):
+                raise RuntimeError(f"a plan did not converge at epsilon {epsilon}")
             yield epsilon, float(divergence), x
 
 
 def main(argv: Sequence[str]) -> int:
-    """From a disc to two moons, a line for each step with the norm of grad / (2 a)."""
+    """From a disc to two moons, a line for each step."""
     parser = argparse.ArgumentParser("python -m launch.gradient_flow")
     parser.add_argument("--n", type=int, default=20_000, help="points of each cloud")
     parser.add_argument("--out", type=Path, help="write the points to this .npy file")
     parser.add_argument("--lbfgs", action="store_true", help="L-BFGS steps, by optax")
     args = parser.parse_args(argv)
+    if args.n < 1:
+        parser.error(f"--n must be at least 1, got {args.n}")
     if args.out and not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be in a folder that exists, got {args.out}")
     rng, begun = np.random.default_rng(0), time.perf_counter()
     x, y = disc(args.n, rng), moons(args.n, rng)
     if args.lbfgs:
-        for epsilon, divergence, place in lbfgs_flow(x, y, otts.make_mesh()):
+        print(f"{'epsilon':>8}{'divergence':>12}{'seconds':>9}")
+        for epsilon, divergence, points in lbfgs_flow(x, y, otts.make_mesh()):
             seconds, begun = time.perf_counter() - begun, time.perf_counter()
             print(f"{epsilon:8g}{divergence:12.2e}{seconds:9.2f}", flush=True)
-            points = place
-        save(args.out, points)
+            save(args.out, points)
         return 0
     program = compiled_loss(args.n, otts.make_mesh())
     seconds, begun = time.perf_counter() - begun, time.perf_counter()

@@ -43,10 +43,10 @@ class ImplicitDiff:
         tolerance: on |residual| / |right-hand side|, weighted by the column sums. None:
             1e-5 in float32, 1e-10 in float64.
         max_iterations: of conjugate gradients.
-        ridge: added to the eigenvalues of the system, which lie between 0 and 1. For
-            problems that fall apart, at a small epsilon, into clusters whose relative
-            potentials are undetermined: what they have to do with each other is damped,
-            and all else is changed by a part of about `ridge`.
+        ridge: added to the eigenvalues of the system, which lie between 0 and 1: what
+            belongs to an eigenvalue t is multiplied by t / (t + ridge). For problems
+            that fall apart, at a small epsilon, into clusters whose relative potentials
+            are undetermined, with eigenvalues of about 0.
 
     Raises:
         ValueError, TypeError: if one is out of range.
@@ -151,7 +151,7 @@ class System:
         self.cols = problem.to_cols(phi, found.cols)
         exponent = (psi - self.cols) / problem.epsilon
         self.sums = problem.b * jnp.exp(capped(exponent))
-        self.support = self.sums > 0
+        self.support = ~(self.sums == 0)  # a NaN is to be seen
 
     def to_rows(self, v: jax.Array) -> jax.Array:
         """W v, [m padded] to [n padded]; one pass."""

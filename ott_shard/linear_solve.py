@@ -19,7 +19,8 @@ class LinearStatus(enum.IntEnum):
     CONVERGED = 0
     ROUNDED = 1
     MAX_ITERATIONS = 2
-    NOT_FINITE = 3
+    SINGULAR = 3
+    NOT_FINITE = 4
 
     @property
     def sentence(self) -> str:
@@ -36,6 +37,11 @@ _SENTENCES = {
     LinearStatus.MAX_ITERATIONS: (
         "max_iterations was reached before the tolerance, and the derivative is NaN: "
         "(a) raise max_iterations, (b) use a larger epsilon, or (c) give a ridge"
+    ),
+    LinearStatus.SINGULAR: (
+        "the system is singular up to rounding, and the derivative is NaN: the plan "
+        "falls apart into clusters, whose relative potentials are undetermined: (a) "
+        "give a ridge, (b) use a larger epsilon, or (c) use float64"
     ),
     LinearStatus.NOT_FINITE: (
         "a NaN or an infinity appeared: see the status of the solution, whose "
@@ -95,6 +101,10 @@ def conjugate_gradients(
         Hestenes and Stiefel, Methods of conjugate gradients for solving linear systems,
         1952.
     """
+    # Squares of a very large or small right-hand side would not be numbers.
+    size = jnp.max(jnp.abs(rhs) / jnp.sqrt(diagonal))
+    size = jnp.where(size > 0, size, 1.0)
+    rhs = rhs / size
 
     def square(r):
         return jnp.vdot(r, r / diagonal)
@@ -125,18 +135,15 @@ def conjugate_gradients(
     end = lax.while_loop(unfinished, step, start)
     # What was updated along the way drifts from it by rounding.
     true = square(rhs - matvec(end.x))
-    residual = jnp.sqrt(true / jnp.where(goal > 0, square(rhs), 1.0))
-    code = jnp.where(
-        (true <= 4 * goal) | (true == 0),
-        LinearStatus.CONVERGED,
-        jnp.where(
-            (end.square <= goal) | end.broken,
-            LinearStatus.ROUNDED,
-            LinearStatus.MAX_ITERATIONS,
-        ),
-    )
+    total = square(rhs)
+    stuck = (end.square <= goal) | end.broken
+    usable = true <= jnp.finfo(rhs.dtype).eps * total
+    code = jnp.where(stuck, LinearStatus.SINGULAR, LinearStatus.MAX_ITERATIONS)
+    code = jnp.where(stuck & usable, LinearStatus.ROUNDED, code)
+    code = jnp.where(true <= 4 * goal, LinearStatus.CONVERGED, code)
     code = jnp.where(jnp.isfinite(true), code, LinearStatus.NOT_FINITE)
-    return LinearSolve(end.x, residual, end.n_iters, code)
+    residual = jnp.sqrt(true / jnp.where(total > 0, total, 1.0))
+    return LinearSolve(size * end.x, residual, end.n_iters, code)
 
 
 def checked(solve: LinearSolve) -> jax.Array:

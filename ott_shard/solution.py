@@ -284,12 +284,12 @@ class SinkhornOutput:
     @property
     def ent_reg_cost(self) -> jax.Array:
         """reg_ot_cost - eps (H(a) + H(b)): <C, P> - eps H(P) at equal masses of 1."""
-        p = self.problem
+        p = self._one
         return self.reg_ot_cost - p.epsilon * _entropy(p.a, p.b)
 
     @property
     def matrix(self) -> jax.Array:
-        """The plan as an [n, m] array, for small problems.
+        """The plan as an [n, m] array, for small problems; n m min(n, m) operations.
 
         Raises:
             ValueError: if n m exceeds 2^24 entries.
@@ -301,8 +301,8 @@ class SinkhornOutput:
                 "use apply(v, axis) or marginal(axis), which never form it"
             )
         if n < m:
-            return self.apply(np.eye(n), axis=0).T
-        return self.apply(np.eye(m), axis=1)
+            return self.apply(jnp.eye(n), axis=0).T
+        return self.apply(jnp.eye(m), axis=1)
 
     def linear_solve(self, v: ArrayLike) -> LinearSolve:
         """The linear system behind derivatives of potentials, for one right-hand side.

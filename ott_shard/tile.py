@@ -236,7 +236,8 @@ def _local_average(block, primals, tangents, lse):
 def _as_rounded(operands: Operands, weights: jax.Array) -> jax.Array:
     """The weights b that the sum h + log b of :func:`local_lse` in fact stands for.
 
-    With them the shares of a row, exp(z_ij - lse_i) b_j, sum to 1 however large h is.
+    For equal weights that rounding is the same in all of a row, and so would be felt:
+    the shares of a row, exp(z_ij - lse_i) b_j, would not sum to 1.
     """
     h, log = operands.cols[1], _log_of_positive(weights)
     return weights * jnp.exp(jax.lax.stop_gradient((h + log) - h - log))

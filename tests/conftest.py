@@ -31,7 +31,7 @@ DEFAULT, WIDE = [((4, 2), "float64")], [((1, 1), "float32"), ((1, 8), "float32")
 
 
 def pytest_collection_modifyitems(items):
-    """Of meshes and dtypes, one pair by default, three if wide, and all if slow."""
+    """Of meshes and dtypes one pair is the default, two are wide, the others slow."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "mesh" in parameters:

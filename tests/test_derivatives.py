@@ -112,7 +112,7 @@ PLACES = [
     ("SqEuclidean", (4, 2), DOUBLE),
     slow("Euclidean", (8, 1), DOUBLE),
     wide("Custom", (1, 1), DOUBLE),
-    slow("Cosine", (1, 8), FLOAT),
+    wide("Cosine", (1, 8), FLOAT),
     slow("SqEuclidean", (2, 4), FLOAT),
     slow("SqEuclidean", (1, 1), DOUBLE),
     slow("SqEuclidean", (8, 1), FLOAT),
@@ -143,11 +143,10 @@ def test_implicit_is_dense_autodiff(name, shape, dtype):
             compare(balanced, got, want, tol)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("SqEuclidean", (4, 2)),
+        slow("SqEuclidean", (4, 2)),
         slow("SqEuclidean", (1, 1)),
         slow("Euclidean", (8, 1)),
         slow("Cosine", (4, 2)),
@@ -164,8 +163,7 @@ def test_unrolled_is_dense_autodiff(name, shape):
             )
 
 
-@pytest.mark.parametrize("iterations", [7])
-def test_unrolled_is_exact_before_convergence(iterations):
+def test_unrolled_is_exact_before_convergence(iterations=7):
     """What 7 iterations computed, the value too, is what is differentiated."""
     with jax.enable_x64(True):
         x, y, a, b, epsilon, *rest = next(problems(DOUBLE))[1]
@@ -196,8 +194,9 @@ def test_unrolled_is_exact_before_convergence(iterations):
             ref.assert_close(one, other, 1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SqEuclidean", slow("Euclidean"), slow("Custom")])
+@pytest.mark.parametrize(
+    "name", [wide("SqEuclidean"), slow("Euclidean"), slow("Custom")]
+)
 def test_finite_differences_and_forward_mode(name):
     with jax.enable_x64(True):
         fn = functools.partial(ours, name, otts.make_mesh(4, 2), **SOLVED)

@@ -53,8 +53,9 @@ def test_zero_is_solved_at_once():
     ("matrix", "rhs", "limits", "want"),
     [
         (positive_definite(12, 1e3), 1.0, {"max_iterations": 3}, "MAX_ITERATIONS"),
-        (positive_definite(12, 1e7), 1.0, {"max_iterations": 500}, "ROUNDED"),
-        (-np.eye(12), 1.0, {}, "ROUNDED"),
+        (positive_definite(12, 1e3), 1.0, {"tolerance": 1e-7}, "ROUNDED"),
+        (positive_definite(12, 1e7), 1.0, {"max_iterations": 500}, "SINGULAR"),
+        (-np.eye(12), 1.0, {}, "SINGULAR"),
         (np.eye(12), np.nan, {}, "NOT_FINITE"),
     ],
 )
@@ -89,6 +90,50 @@ def test_success_is_silent(caplog):
         jax.block_until_ready(got)
         jax.effects_barrier()
     assert np.all(np.isfinite(got)) and not caplog.text
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20])
+def test_scale_of_the_right_hand_side(size):
+    matrix, rhs = positive_definite(12, 10), np.arange(12.0)
+    out, status = solve(matrix, size * rhs)
+    want, _ = solve(matrix, rhs)
+    assert status is LinearStatus.CONVERGED
+    np.testing.assert_allclose(out.x, size * np.float64(want.x), rtol=1e-4)
+
+
+def test_clusters_are_singular_and_nan_is_seen():
+    """Two clusters, 50 apart: what they have to do with each other is lost."""
+    x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    x[:10] += 50
+    v = np.where(np.arange(20) < 10, 1.0, -1.0)
+
+    def code(x, **options):
+        how = otts.ImplicitDiff(**options)
+        geom = otts.PointCloud(x, x, epsilon=1.0, mesh=otts.make_mesh(1, 1))
+        out = otts.solve(geom, implicit_diff=how)
+        solved = out.linear_solve(v)
+        return otts.LinearStatus(int(solved.code)).name
+
+    assert code(x) == "SINGULAR"
+    assert code(x, ridge=1e-2) == "CONVERGED"
+    # Inside jit, where a NaN is not refused.
+    x[3] = np.nan
+
+    @jax.jit
+    def code_of_nan(x):
+        geom = otts.PointCloud(x, x, epsilon=1.0, mesh=otts.make_mesh(1, 1))
+        return otts.solve(geom).linear_solve(v).code
+
+    assert code_of_nan(x) == otts.LinearStatus.NOT_FINITE
+
+
+@pytest.mark.wide
+def test_a_batch_of_derivatives_is_its_members():
+    batch = np.random.default_rng(0).normal(size=(2, 13, 3)).astype(np.float32)
+    derivative = jax.grad(potential_sum)
+    together = jax.jit(jax.vmap(derivative))(batch)
+    for one, x in zip(together, batch, strict=True):
+        ref.assert_close(one, jax.jit(derivative)(x), 1e-3)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
