@@ -120,7 +120,7 @@ PLACES = [
     slow("Cosine", (4, 2), DOUBLE),
     slow("Cosine", (1, 1), DOUBLE),
     slow("Custom", (4, 2), DOUBLE),
-    slow("Custom", (8, 1), FLOAT),
+    slow("Custom", (8, 1), DOUBLE),  # float32 ends before cubes have converged
 ]
 
 
