@@ -14,6 +14,7 @@ from ott_shard import _checks, implicit, mesh as meshes, operators, sampling
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.linear_solve import LinearSolve
+from ott_shard.operators import Pairs
 from ott_shard.potentials import DualPotentials
 from ott_shard.problem import Found, Problem
 from ott_shard.status import Status
@@ -100,6 +101,14 @@ class SinkhornOutput:
             )
         return self.problem
 
+    def _reduced_over(self, axis: Literal[0, 1]) -> tuple[Pairs, tuple]:
+        """Pairs, (potentials, weights), with what `axis` is summed over as columns."""
+        p = self._one
+        ends = self._potentials, (p.a, p.b)
+        if axis == 1:
+            return p.pairs, ends
+        return p.pairs.T, tuple(pair[::-1] for pair in ends)
+
     @property
     def epsilon(self) -> jax.Array:
         """The regularisation used, scalar, in units of cost."""
@@ -158,10 +167,7 @@ class SinkhornOutput:
         """
         _checks.choice("axis", axis, (0, 1))
         values = _checks.real_array("v", v).astype(self.geom.dtype)
-        p = self._one
-        pairs, ends = p.pairs, (self._potentials, (p.a, p.b))
-        if axis == 0:
-            pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
+        p, (pairs, ends) = self._one, self._reduced_over(axis)
         if values.ndim not in (1, 2) or len(values) != self.geom.shape[axis]:
             raise ValueError(
                 f"v must have shape [{self.geom.shape[axis]}] or "
@@ -220,11 +226,8 @@ class SinkhornOutput:
                 f"k must be at most {self.geom.shape[axis]}, the number of entries for "
                 f"axis={axis}, got {k}"
             )
-        p = self._one
-        pairs, ends = p.pairs, (tuple(self.found[:2]), (p.a, p.b))
-        if axis == 0:
-            pairs, ends = pairs.T, tuple(pair[::-1] for pair in ends)
-        found = operators.largest(k, pairs, *ends, p.epsilon)
+        pairs, ends = self._reduced_over(axis)
+        found = operators.largest(k, pairs, *ends, self.epsilon)
         size = self.geom.shape[1 - axis]
         indices, values = (meshes.unpad(part, size) for part in found)
         return indices, values
