@@ -22,7 +22,9 @@ from ott_shard.linear_solve import (
     LinearSolve as LinearSolve,
     LinearStatus as LinearStatus,
 )
+from ott_shard.matching import Assignment as Assignment
 from ott_shard.mesh import make_mesh as make_mesh
+from ott_shard.plan import Plan as Plan
 from ott_shard.potentials import DualPotentials as DualPotentials
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput

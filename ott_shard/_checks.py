@@ -80,6 +80,13 @@ def scalar(
     return jnp.asarray(value, dtype=dtype)
 
 
+def positive(name: str, value: Any) -> float:
+    """`value` as a plain number greater than 0, not traced."""
+    if concrete(value) is None:
+        raise TypeError(f"{name} must be a number known now, got {value}")
+    return float(scalar(name, value))
+
+
 def working_dtype(*arrays: jax.Array | np.ndarray) -> Any:
     """float64 if one of `arrays` is, and x64 is on; otherwise float32."""
     wide = any(_bytes_of_float(x) > 4 for x in arrays)

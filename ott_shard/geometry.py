@@ -229,6 +229,29 @@ class PointCloud:
         axes = self.pairs.row_axes if axis == 0 else self.pairs.col_axes
         return meshes.place(a, self.mesh, axes, pad="constant")
 
+    def potential(
+        self, name: str, f: Any, weights: jax.Array, axis: Literal[0, 1]
+    ) -> jax.Array:
+        """phi = f - epsilon log a of a potential f, padded and placed; 0 where a is 0.
+
+        Args:
+            name: "f" or "g".
+            f: [n] or [m], finite where the weight is positive.
+            weights: the padded weights of the cloud.
+            axis: 0 for x, 1 for y.
+        """
+        f = _checks.real_array(name, f).astype(self.dtype)
+        if f.shape != self.shape[axis : axis + 1]:
+            raise ValueError(
+                f"{name} must have shape ({self.shape[axis]},), got {f.shape}"
+            )
+        axes = self.pairs.row_axes if axis == 0 else self.pairs.col_axes
+        f = meshes.place(f, self.mesh, axes)
+        phi, finite = _without_weights(f, weights, self.epsilon)
+        if _checks.concrete(finite) not in (None, True):
+            raise ValueError(f"{name} must be finite where the weight is positive")
+        return phi
+
     def cost_statistics(self, a: Any = None, b: Any = None) -> CostStatistics:
         """Mean, std and maximum of the costs with weights a_i b_j.
 
@@ -290,6 +313,14 @@ class PointCloud:
             )
             pairs = dataclasses.replace(pairs, scale=scale)
         return self._resolved(pairs, schedule, self.n, self.m)
+
+
+@jax.jit
+def _without_weights(f: jax.Array, weights: jax.Array, epsilon: jax.Array):
+    """f - epsilon log a, 0 where a is 0, and whether all is finite."""
+    some = weights > 0
+    phi = jnp.where(some, f - epsilon * jnp.log(jnp.where(some, weights, 1.0)), 0.0)
+    return phi, jnp.all(jnp.isfinite(phi))
 
 
 def _as_cost(cost_fn: Any, d: int, dtype: Any) -> costs.CostFn:

@@ -5,7 +5,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from ott_shard import terms
 from ott_shard.forward import active, partial_jvp
 from ott_shard.implicit import ImplicitDiff, capped, potentials
 from ott_shard.problem import Found, Problem
@@ -32,9 +34,9 @@ def dual_objective(
     phi, psi, rows, cols = found
     a, b, epsilon = problem.a, problem.b, problem.epsilon
     fixed = problem if held is None else dataclasses.replace(problem, b=held.b)
-    # P_ij / a_i summed over j. The softmin carries derivatives in points and epsilon.
-    row_sums = jnp.exp(capped((phi - fixed.to_rows(psi, rows)) / epsilon))
-    mass = jnp.sum(a * row_sums)
+    # The softmin carries derivatives in points and epsilon.
+    known = found._replace(rows=fixed.to_rows(psi, rows))
+    mass = jnp.sum(row_sums(problem, known))
     if held is not None:
         exponent = (psi - held.to_cols(phi, cols)) / held.epsilon
         mass += jnp.vdot(b - held.b, jnp.exp(capped(exponent)))
@@ -43,6 +45,11 @@ def dual_objective(
         + jnp.sum(b * _conjugate(psi, _inverse_rho(epsilon, problem.tau_b)))
         - epsilon * (mass - a.sum() * b.sum())
     )
+
+
+def row_sums(problem: Problem, found: Found) -> jax.Array:
+    """P 1, [n padded]; no pass."""
+    return problem.a * jnp.exp(capped((found.phi - found.rows) / problem.epsilon))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -83,6 +90,56 @@ def marginal_error(problem: Problem, psi, transform) -> jax.Array:
     """L1 distance of the column sums from what they are to be."""
     sums = problem.b * jnp.exp(capped((psi - transform) / problem.epsilon))
     return jnp.sum(jnp.abs(sums - _wanted_sums(problem, psi)))
+
+
+@jax.jit
+def duality_gap(problem: Problem, found: Found) -> jax.Array:
+    """Objective of a feasible plan F, made of P, less the dual objective; 3 passes.
+
+    It is eps KL(F | P) + rho_a KL(F 1 | a exp(-phi / rho_a)) + the same for b, without
+    terms of rho for tau = 1, where F meets the constraint: no large numbers cancel.
+    """
+    problem, found = lax.stop_gradient((problem, found))
+    a, b, exact = problem.a, problem.b, (problem.tau_a == 1, problem.tau_b == 1)
+    both = exact[0] & exact[1]
+
+    def scaling(wanted, sums, exact):
+        ratio = jnp.where(sums > 0, wanted / jnp.where(sums > 0, sums, 1.0), 1.0)
+        return jnp.where(exact, jnp.where(both, jnp.minimum(ratio, 1.0), ratio), 1.0)
+
+    def missing(wanted, sums):
+        return jnp.where(both, jnp.maximum(wanted - sums, 0.0), 0.0)
+
+    def per_weight(z, w):
+        return jnp.where(w > 0, z / jnp.where(w > 0, w, 1.0), 0.0)
+
+    u = scaling(a, row_sums(problem, found), exact[0])
+    columns = _sums(problem.T, found.T, u)
+    v = scaling(b, columns, exact[1])
+    rows = u * _sums(problem, found, v)
+    # What is still missing is laid on as a product of rows and columns.
+    s, t = missing(a, rows), missing(b, v * columns)
+    total = jnp.where(s.sum() > 0, s.sum(), 1.0)
+    of = (), (u, per_weight(s, a)), (v, per_weight(t / total, b))
+    gap = problem.epsilon * problem.plan_sum(terms.divergence, *found[:2], of).sum()
+    gap += _marginal_gap(problem, found.phi, rows)
+    return gap + _marginal_gap(problem.T, found.psi, v * columns)
+
+
+def _sums(problem: Problem, found: Found, v: jax.Array) -> jax.Array:
+    """P v, [m padded] to [n padded]; one pass."""
+    means = problem.average(found.psi, found.rows, v)
+    return row_sums(problem, found) * means
+
+
+def _marginal_gap(problem: Problem, phi: jax.Array, sums: jax.Array) -> jax.Array:
+    """rho_a KL(sums | a exp(-phi / rho_a)), 0 for tau_a = 1."""
+    inverse_rho = _inverse_rho(problem.epsilon, problem.tau_a)
+    wanted, some = _wanted_sums(problem.T, phi), sums > 0
+    ratio = jnp.where(some, sums, 1.0) / jnp.where(some, wanted, 1.0)
+    kl = jnp.sum(sums * jnp.log(ratio) - sums + wanted)
+    relaxed = inverse_rho > 0
+    return jnp.where(relaxed, kl / jnp.where(relaxed, inverse_rho, 1.0), 0.0)
 
 
 def _wanted_sums(problem: Problem, psi: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ from ott_shard.collectives import Axes, axis_max, axis_sum, position, stack
 from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
 from ott_shard.moments import Moments
-from ott_shard.tile import Block, Operands
+from ott_shard.tile import Block, Operands, Term
 
 
 @register_dataclass
@@ -64,6 +64,15 @@ class Pairs:
             block=self.block._replace(rows=self.block.cols, cols=self.block.rows),
         )
 
+    def costs_of(self, i: jax.Array, j: jax.Array) -> jax.Array:
+        """C(x_i, y_j) of some pairs, [k], for their indices [k]."""
+
+        def one(x, y):
+            x, y = (z[None] - self.centre for z in (x, y))
+            return self.cost.pairwise(x, y, self.block.precision)[0, 0] / self.scale
+
+        return jax.vmap(one)(self.x[i], self.y[j])
+
     def mirror(self, psi: jax.Array) -> jax.Array:
         """Move a vector that is split like y to where x is; n floats travel."""
         return exchange(psi, self.mesh, self.col_axes, self.row_axes)
@@ -75,34 +84,39 @@ def _reduce_rows(
     row_args: Any,
     col_args: tuple[jax.Array, ...],
     epsilon: jax.Array,
+    everywhere: tuple = (),
+    dense: bool = False,
 ) -> Any:
-    """Run `local(operands, row_args, col_args, sharpness, scale)` on all devices.
+    """Run `local(operands, row_args, col_args, sharpness, scale, *everywhere)`.
 
-    `col_args` starts with the potential psi, of which the bias h = psi / eps is made.
-    The result has one entry per row of x, split like x.
+    On all devices. `col_args` starts with the potential psi, of which the bias h = psi
+    / eps is made; the other arguments may be pytrees, and `everywhere` is whole on each
+    device. The result has one entry per row of x, split like x; if `dense` it also has
+    one column per row of y.
 
     `sharpness` is 1 / eps, and all that is to be divided by eps is multiplied by it:
     its rounding then is that of epsilon, the same everywhere, and not one of the large
     numbers whose difference is the exponent.
     """
 
-    def on_device(x, y, row_args, col_args, cost, centre, scale, epsilon):
+    def on_device(x, y, row_args, col_args, everywhere):
         psi, *others = col_args
+        cost, centre, scale, epsilon, *rest = everywhere
         sharpness = 1 / epsilon
         shared = cost, centre, sharpness / scale
         operands = Operands(shared, x, (y, psi * sharpness))
-        return local(operands, row_args, others, sharpness, scale)
+        return local(operands, row_args, others, sharpness, scale, *rest)
 
     rows, cols = PartitionSpec(pairs.row_axes), PartitionSpec(pairs.col_axes)
-    everywhere = (PartitionSpec(),) * 4
+    whole = PartitionSpec(pairs.row_axes, pairs.col_axes)
     return jax.shard_map(
         on_device,
         mesh=pairs.mesh,
-        in_specs=(rows, cols, rows, cols, *everywhere),
-        out_specs=rows,
+        in_specs=(rows, cols, rows, cols, PartitionSpec()),
+        out_specs=whole if dense else rows,
     )(
         *(pairs.x, pairs.y, row_args, col_args),
-        *(pairs.cost, pairs.centre, pairs.scale, epsilon),
+        (pairs.cost, pairs.centre, pairs.scale, epsilon, *everywhere),
     )
 
 
@@ -156,22 +170,55 @@ def apply_plan(
     return _reduce_rows(pairs, local, (phi, a), (psi, b, values), epsilon)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def plan_sum(
+    term: Term,
+    pairs: Pairs,
+    potentials: tuple[jax.Array, jax.Array],
+    weights: tuple[jax.Array, jax.Array],
+    epsilon: jax.Array,
+    of: tuple[Any, Any, Any],
+) -> jax.Array:
+    """sum_j a_i b_j t_ij, [n]; one all-reduce.
+
+    Args:
+        term: one of :mod:`ott_shard.terms`.
+        pairs: the clouds.
+        potentials: (phi [n], psi [m]).
+        weights: (a [n], b [m]).
+        epsilon: scalar.
+        of: (shared, rows, cols), pytrees that the term is computed from: the same on
+            all devices, split like x, and split like y.
+    """
+    shared, rows, cols = of
+
+    def local(operands, row_args, col_args, sharpness, scale, *everywhere):
+        (phi, a, rows), (b, cols), shared = row_args, col_args, everywhere
+        of = shared, rows, cols
+        shift = phi * sharpness
+        sums = tile.local_sum(pairs.block, term, operands, shift, b, of)
+        return a * axis_sum(sums, pairs.col_axes)
+
+    (phi, psi), (a, b) = potentials, weights
+    return _reduce_rows(pairs, local, (phi, a, rows), (psi, b, cols), epsilon, shared)
+
+
 @jax.jit
-def plan_cost(
+def plan_rows(
     pairs: Pairs,
     potentials: tuple[jax.Array, jax.Array],
     weights: tuple[jax.Array, jax.Array],
     epsilon: jax.Array,
 ) -> jax.Array:
-    """sum_j P_ij C_ij, [n]; one all-reduce."""
+    """P_ij, [n, m], split over all devices: the one array of this size."""
 
     def local(operands, row_args, col_args, sharpness, scale):
         phi, a = row_args
-        sums = tile.local_plan_cost(pairs.block, operands, phi * sharpness, *col_args)
-        return a * axis_sum(sums, pairs.col_axes) / scale
+        shift = phi * sharpness
+        return a[:, None] * tile.local_plan(pairs.block, operands, shift, *col_args)
 
     (phi, psi), (a, b) = potentials, weights
-    return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon)
+    return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon, dense=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -182,10 +229,10 @@ def largest(
     weights: tuple[jax.Array, jax.Array],
     epsilon: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """The columns j of the k largest P_ij of each row, and these, [n, k]; constants.
+    """Columns j of the k largest P_ij of each row, and log (P_ij / a_i), [n, k].
 
     One pass; two all-reduces of n k x devices along the columns. Where fewer columns
-    have mass, or the row has none, j is -1 and P_ij 0.
+    have mass, or the row has none, j is -1 and the logarithm -inf. Constants.
     """
 
     def local(operands, row_args, col_args, sharpness, scale):
@@ -200,9 +247,9 @@ def largest(
         )
         exponents, winners = jax.lax.top_k(exponents, k)
         places = jnp.take_along_axis(places, winners, axis=1)
-        values = a[:, None] * jnp.exp(exponents + (phi * sharpness)[:, None])
+        exponents += (phi * sharpness)[:, None]
         none = jnp.isneginf(exponents) | (a == 0)[:, None]
-        return jnp.where(none, -1, places), values
+        return jnp.where(none, -1, places), jnp.where(none, -jnp.inf, exponents)
 
     pairs, potentials, weights, epsilon = jax.lax.stop_gradient(
         (pairs, potentials, weights, epsilon)

@@ -98,7 +98,5 @@ def _of_rows(problem: Problem, psi: jax.Array, x) -> jax.Array:
 
 
 def _transport(problem: Problem, psi: jax.Array, x) -> jax.Array:
-    there, pairs = _at(problem, x), problem.pairs
-    centred = pairs.y - pairs.centre
-    means = there.average(psi, there.to_rows(psi), centred) + pairs.centre
-    return meshes.unpad(means, len(x))
+    there = _at(problem, x)
+    return meshes.unpad(there.barycentres(psi, there.to_rows(psi)), len(x))

@@ -1,7 +1,7 @@
 """What the iteration works on, and what it finds."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax.tree_util import register_dataclass
 from ott_shard import operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
+from ott_shard.tile import Term
 
 
 class Found(NamedTuple):
@@ -28,6 +29,11 @@ class Found(NamedTuple):
     psi: jax.Array
     rows: jax.Array
     cols: jax.Array
+
+    @property
+    def T(self) -> "Found":  # noqa: N802 (as below)
+        """The same of the transposed problem."""
+        return Found(self.psi, self.phi, self.cols, self.rows)
 
 
 @register_dataclass
@@ -87,3 +93,18 @@ class Problem:
             self.pairs, (rows, psi), weights, values, self.epsilon
         )
         return means if v.ndim == 2 else means[:, 0]
+
+    def barycentres(self, psi: jax.Array, rows: jax.Array) -> jax.Array:
+        """Mean of y over the plan of each row, [n, d]."""
+        pairs = self.pairs
+        # Digits of a common offset would be lost in the sum.
+        return self.average(psi, rows, pairs.y - pairs.centre) + pairs.centre
+
+    def plan_sum(
+        self, term: Term, phi: jax.Array, psi: jax.Array, of: tuple[Any, Any, Any]
+    ) -> jax.Array:
+        """The sum of a term over each row of the plan, [n]; one pass."""
+        weights = self.a, self.b
+        return operators.plan_sum(
+            term, self.pairs, (phi, psi), weights, self.epsilon, of
+        )

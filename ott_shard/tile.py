@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ott_shard.collectives import Axes, axis_sum, combine_lse, match_varying
 from ott_shard.costs import BilinearCost, CostFn
@@ -108,14 +109,14 @@ def fold_tiles(
 
     def over_rows(_, row_block):
         carry, rows_b = row_block
-        carry, _ = jax.lax.scan(
+        carry, _ = lax.scan(
             lambda c, tile: (body(c, rows_b, *tile), None),
             carry,
             (col_blocks, keep_blocks),
         )
         return None, carry
 
-    _, out = jax.lax.scan(over_rows, None, row_blocks)
+    _, out = lax.scan(over_rows, None, row_blocks)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:n], out)
 
 
@@ -240,7 +241,7 @@ def _as_rounded(operands: Operands, weights: jax.Array) -> jax.Array:
     the shares of a row, exp(z_ij - lse_i) b_j, would not sum to 1.
     """
     h, log = operands.cols[1], _log_of_positive(weights)
-    return weights * jnp.exp(jax.lax.stop_gradient((h + log) - h - log))
+    return weights * jnp.exp(lax.stop_gradient((h + log) - h - log))
 
 
 def _log_of_positive(weights: jax.Array) -> jax.Array:
@@ -253,7 +254,6 @@ def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
     return jnp.where(keep, jnp.exp(jnp.minimum(exponents, cap)), 0.0)
 
 
-@functools.partial(jax.checkpoint, static_argnums=(0,))
 def local_apply(
     block: Block,
     operands: Operands,
@@ -264,43 +264,78 @@ def local_apply(
     """sum_j b_j exp(z_ij + shift_i) v_j over the columns of this device, [n, k].
 
     With shift = phi / epsilon the sum is that of the plan, per unit of a_i, and for a
-    balanced problem the exponential is at most 1 / b_j.
+    balanced problem the exponential is at most 1 / b_j. Of many v, [m, k], no more than
+    a tile has columns are taken at a time: each such part is a scan of its own.
     """
-    n = shift.shape[0]
-    values = _as_rounded(operands, weights)[:, None] * values
+    weights, k = _as_rounded(operands, weights), values.shape[1]
+    if k <= block.cols:
+        return _apply_to_few(block, operands, shift, weights, values)
+    parts = -(-k // block.cols)
+    size = -(-k // parts)
 
-    def body(total, rows, cols, keep):
-        (rows, shift), (cols, values) = rows, cols
-        z = exponent(block.precision, operands.shared, rows, cols)
-        density = _density(z + shift[:, None], keep)
-        return total + inner(density, values.T, block.precision)
+    def one(out, part):
+        start = jnp.minimum(part * size, k - size)  # the last two may overlap
+        some = lax.dynamic_slice_in_dim(values, start, size, axis=1)
+        sums = _apply_to_few(block, operands, shift, weights, some)
+        return lax.dynamic_update_slice_in_dim(out, sums, start, axis=1), None
 
-    init = jnp.zeros((n, values.shape[1]), jnp.result_type(shift, values))
-    keep = jnp.ones_like(operands.cols[1], bool)
-    return fold_tiles(
-        body, init, (operands.rows, shift), (operands.cols, values), keep, block
-    )
+    out = jnp.zeros((shift.shape[0], k), jnp.result_type(shift, values))
+    out = match_varying(out, operands, shift, weights, values)
+    return lax.scan(one, out, jnp.arange(parts, dtype=jnp.int32))[0]
 
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
-def local_plan_cost(
-    block: Block, operands: Operands, shift: jax.Array, weights: jax.Array
+def _apply_to_few(block, operands, shift, weights, values):
+    def body(total, rows, cols, keep):
+        (rows, shift), (cols, b, values) = rows, cols
+        z = exponent(block.precision, operands.shared, rows, cols)
+        density = _density(z + shift[:, None], keep)
+        return total + inner(density, (b[:, None] * values).T, block.precision)
+
+    init = jnp.zeros((*shift.shape, values.shape[1]), jnp.result_type(shift, values))
+    rows, cols = (operands.rows, shift), (operands.cols, weights, values)
+    return fold_tiles(body, init, rows, cols, jnp.ones_like(weights, bool), block)
+
+
+# See :mod:`ott_shard.terms`.
+Term = Callable[[str, Tree, Tree, Tree, jax.Array, jax.Array], jax.Array]
+
+
+@functools.partial(jax.checkpoint, static_argnums=(0, 1))
+def local_sum(
+    block: Block,
+    term: Term,
+    operands: Operands,
+    shift: jax.Array,
+    weights: jax.Array,
+    of: tuple[Tree, Tree, Tree],
 ) -> jax.Array:
-    """sum_j b_j exp(z_ij + shift_i) C_ij over the columns of this device, [n]."""
-    cost, centre, _ = operands.shared
+    """sum_j b_j t_ij over the columns of this device, [n].
+
+    t_ij = term(precision, shared, rows_i, cols_j, e_ij, exp(e_ij)) with e_ij = z_ij +
+    shift_i and of = (shared, rows, cols).
+    """
+    shared, rows, cols = of
 
     def body(total, rows, cols, keep):
-        (x, shift), (cols, b) = rows, cols
-        z = exponent(block.precision, operands.shared, x, cols)
-        density = _density(z + shift[:, None], keep)
-        costs = cost.pairwise(x - centre, cols[0] - centre, block.precision)
-        # A forbidden pair has infinite cost and no mass; it adds nothing.
-        costs = jnp.where(density > 0, costs, 0.0)
-        return total + jnp.sum(density * (b * costs), axis=1)
+        (x, shift, rows), (y, b, cols) = rows, cols
+        e = exponent(block.precision, operands.shared, x, y) + shift[:, None]
+        tile = term(block.precision, shared, rows, cols, e, _density(e, keep))
+        return total + jnp.sum(jnp.where(keep, b * tile, 0.0), axis=1)
 
     init, keep = jnp.zeros_like(shift), jnp.ones_like(weights, bool)
-    cols = operands.cols, _as_rounded(operands, weights)
-    return fold_tiles(body, init, (operands.rows, shift), cols, keep, block)
+    rows = operands.rows, shift, rows
+    cols = operands.cols, _as_rounded(operands, weights), cols
+    return fold_tiles(body, init, rows, cols, keep, block)
+
+
+def local_plan(
+    block: Block, operands: Operands, shift: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """b_j exp(z_ij + shift_i) itself, [n, m]: the only array of this size."""
+    z = exponent(block.precision, operands.shared, operands.rows, operands.cols)
+    density = _density(z + shift[:, None], jnp.ones_like(weights, bool))
+    return density * _as_rounded(operands, weights)
 
 
 def local_top(
@@ -318,7 +353,7 @@ def local_top(
         cols, columns = cols
         z = exponent(block.precision, operands.shared, rows, cols)
         z = jnp.concatenate([best, jnp.where(keep, z, -jnp.inf)], axis=1)
-        best, winners = jax.lax.top_k(z, k)
+        best, winners = lax.top_k(z, k)
         old = jnp.take_along_axis(places, jnp.minimum(winners, k - 1), axis=1)
         new = columns[jnp.maximum(winners - k, 0)]
         return best, jnp.where(winners < k, old, new)
