@@ -25,7 +25,10 @@ from ott_shard.linear_solve import (
 from ott_shard.matching import Assignment as Assignment
 from ott_shard.mesh import make_mesh as make_mesh
 from ott_shard.plan import Plan as Plan
-from ott_shard.potentials import DualPotentials as DualPotentials
+from ott_shard.potentials import (
+    DebiasedPotentials as DebiasedPotentials,
+    DualPotentials as DualPotentials,
+)
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput
 from ott_shard.status import Status as Status

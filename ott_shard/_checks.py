@@ -84,7 +84,8 @@ def positive(name: str, value: Any) -> float:
     """`value` as a plain number greater than 0, not traced."""
     if concrete(value) is None:
         raise TypeError(f"{name} must be a number known now, got {value}")
-    return float(scalar(name, value))
+    scalar(name, value)
+    return float(concrete(value))
 
 
 def working_dtype(*arrays: jax.Array | np.ndarray) -> Any:

@@ -17,6 +17,7 @@ from ott_shard.costs import CostFn
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
+from ott_shard.potentials import DebiasedPotentials
 from ott_shard.sinkhorn import Limits, Progress, Settings
 from ott_shard.solution import SinkhornOutput
 from ott_shard.status import Status
@@ -59,6 +60,11 @@ class SinkhornDivergenceOutput:
     def errors(self) -> tuple[jax.Array, ...]:
         """Error histories of (x, y), (x, x) and (y, y)."""
         return tuple(out.errors for out in self.outputs)
+
+    def to_dual_potentials(self) -> DebiasedPotentials:
+        """Debiased f and g as functions, and the map that they make."""
+        own = [out.to_dual_potentials() for out in self.outputs]
+        return DebiasedPotentials(*own, *[None] * (3 - len(own)))
 
     def raise_if_failed(self) -> None:
         """Raise RuntimeError, with the reason, unless all converged."""

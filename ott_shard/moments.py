@@ -54,7 +54,7 @@ def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
         top = jnp.where(counts, costs, -jnp.inf).max(axis=1)
         return carry.merge(Moments(weight, mean, deviation, top))
 
-    zero = jnp.zeros(x.shape[0], b.dtype)
+    zero = jnp.zeros((), b.dtype)
     init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
     return fold_tiles(body, init, x, (y, b), b > 0, block)
 

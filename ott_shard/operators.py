@@ -163,8 +163,8 @@ def apply_plan(
 
     def local(operands, row_args, col_args, sharpness, scale):
         phi, a = row_args
-        sums = tile.local_apply(pairs.block, operands, phi * sharpness, *col_args)
-        return a[:, None] * axis_sum(sums, pairs.col_axes)
+        axes, shift = pairs.col_axes, phi * sharpness
+        return tile.local_apply(pairs.block, axes, operands, shift, a, *col_args)
 
     (phi, psi), (a, b) = potentials, weights
     return _reduce_rows(pairs, local, (phi, a), (psi, b, values), epsilon)
@@ -284,8 +284,8 @@ def quantiles(
     def local(operands, row_args, col_args, sharpness, scale):
         (rows, level), (b,) = row_args, col_args
         shift, me = rows * sharpness, position(pairs.col_axes)
-        ones = jnp.ones_like(b)[:, None]
-        own = tile.local_apply(pairs.block, operands, shift, b, ones)[:, 0]
+        ones = jnp.ones_like(rows), b, jnp.ones_like(b)[:, None]
+        own = tile.local_apply(pairs.block, (), operands, shift, *ones)[:, 0]
         parts = stack(own, pairs.col_axes)
         ends = jnp.cumsum(parts, axis=0)
         level = level * ends[-1]

@@ -152,6 +152,11 @@ class Plan(PlanSums):
             threshold = _checks.positive("threshold", threshold)
         if k is None and threshold is not None:
             _checks.choice("axis", axis, (0, 1))
+            if _checks.concrete(self.found.phi) is None:
+                raise TypeError(
+                    "threshold must come with k inside jit, where the number of "
+                    f"entries must be known, got {threshold} alone"
+                )
             return matching.above(self.rows, self.geom.shape, threshold)
         if k is None:
             raise ValueError("k or threshold must be given, got neither")

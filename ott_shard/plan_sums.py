@@ -99,9 +99,8 @@ class PlanSums:
             axis: 0 or 1.
 
         Returns:
-            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass for every tile
-            of columns of v; O(n (d + k) / rows + m (d + k) / cols + tile) memory on a
-            device, one all-reduce.
+            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass; O(n (d + k)
+            / rows + m (d + k) / cols + tile) memory on a device, one all-reduce.
 
         Raises:
             ValueError: if v does not have one row per point or axis is not 0 or 1.

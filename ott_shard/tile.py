@@ -27,6 +27,10 @@ from ott_shard.pairwise import inner
 Tree = Any
 
 
+# The most numbers that a matrix times the plan has in one part of it: 32 MiB.
+_MAX_PART = 2**23
+
+
 class Block(NamedTuple):
     """What is static about a tile.
 
@@ -90,25 +94,26 @@ def fold_tiles(
 
     Args:
         body: takes the carry [bn, ...] of a block of rows and one tile to a new carry.
-        init: pytree of [n, ...], the carry each row starts with.
+        init: pytree of [...], the carry that every row starts with.
         rows: pytree of [n, ...].
         cols: pytree of [m, ...].
         keep: [m] bool, which columns count.
         block: the largest tile.
 
     Returns:
-        pytree like `init`. Blocks are balanced, so that the padding, which repeats the
-        last row or column and is not kept, stays small.
+        pytree of [n, ...], like `init`. Blocks are balanced, so that the padding, which
+        repeats the last row or column and is not kept, stays small.
     """
-    n = jax.tree.leaves(init)[0].shape[0]
+    n = jax.tree.leaves(rows)[0].shape[0]
     init = match_varying(init, init, rows, cols, keep)
-    row_blocks = _blocks((init, rows), block.rows, mode="edge")
+    row_blocks = _blocks(rows, block.rows, mode="edge")
     col_blocks = _blocks(cols, block.cols, mode="edge")
     keep_blocks = _blocks(keep, block.cols, mode="constant")
     body = jax.checkpoint(body)
 
-    def over_rows(_, row_block):
-        carry, rows_b = row_block
+    def over_rows(_, rows_b):
+        size = jax.tree.leaves(rows_b)[0].shape[0]
+        carry = jax.tree.map(lambda z: jnp.broadcast_to(z, (size, *z.shape)), init)
         carry, _ = lax.scan(
             lambda c, tile: (body(c, rows_b, *tile), None),
             carry,
@@ -154,8 +159,7 @@ def local_lse(
     One scan with a running maximum, then one collective log-sum-exp. Its derivative
     needs only its own output, so nothing of this scan is ever differentiated.
     """
-    n, (y, h) = operands.rows.shape[0], operands.cols
-    positive = weights > 0
+    (y, h), positive = operands.cols, weights > 0
     h = h + _log_of_positive(weights)
 
     def body(carry, rows, cols, keep):
@@ -168,7 +172,7 @@ def local_lse(
         return new_top, total + jnp.exp(z - shift[:, None]).sum(axis=1)
 
     dtype = jnp.result_type(*jax.tree.leaves(operands))
-    init = jnp.full(n, -jnp.inf, dtype), jnp.zeros(n, dtype)
+    init = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
     top, total = fold_tiles(body, init, operands.rows, (y, h), positive, block)
     return combine_lse(top, total, axes)
 
@@ -226,7 +230,7 @@ def _local_average(block, primals, tangents, lse):
 
     return fold_tiles(
         body,
-        jnp.zeros_like(lse),
+        jnp.zeros((), lse.dtype),
         (operands.rows, operands_dot.rows, shift),
         (operands.cols, operands_dot.cols, weights, weights_dot),
         jnp.ones_like(weights, bool),
@@ -256,44 +260,52 @@ def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
 
 def local_apply(
     block: Block,
+    axes: Axes,
     operands: Operands,
     shift: jax.Array,
+    row_weights: jax.Array,
     weights: jax.Array,
     values: jax.Array,
 ) -> jax.Array:
-    """sum_j b_j exp(z_ij + shift_i) v_j over the columns of this device, [n, k].
+    """sum_j a_i b_j exp(z_ij + shift_i) v_j over all devices along `axes`, [n, k].
 
-    With shift = phi / epsilon the sum is that of the plan, per unit of a_i, and for a
-    balanced problem the exponential is at most 1 / b_j. Of many v, [m, k], no more than
-    a tile has columns are taken at a time: each such part is a scan of its own.
+    With shift = phi / epsilon the sum is that of the plan, and for a balanced problem
+    the exponential is at most 1 / b_j. If v has many columns they are taken in parts,
+    each by a scan and a sum of its own: what these copy is then of the size of a few
+    tiles.
     """
-    weights, k = _as_rounded(operands, weights), values.shape[1]
-    if k <= block.cols:
-        return _apply_to_few(block, operands, shift, weights, values)
-    parts = -(-k // block.cols)
+    (m, k), n, weights = values.shape, len(shift), _as_rounded(operands, weights)
+    most = max(64, _MAX_PART // max(n, m))
+
+    def some(part):
+        rows = shift, row_weights
+        return axis_sum(_apply_to_few(block, operands, *rows, weights, part), axes)
+
+    if k <= most:
+        return some(values)
+    parts = -(-k // most)
     size = -(-k // parts)
 
     def one(out, part):
         start = jnp.minimum(part * size, k - size)  # the last two may overlap
-        some = lax.dynamic_slice_in_dim(values, start, size, axis=1)
-        sums = _apply_to_few(block, operands, shift, weights, some)
+        sums = some(lax.dynamic_slice_in_dim(values, start, size, axis=1))
         return lax.dynamic_update_slice_in_dim(out, sums, start, axis=1), None
 
-    out = jnp.zeros((shift.shape[0], k), jnp.result_type(shift, values))
-    out = match_varying(out, operands, shift, weights, values)
+    out = jnp.zeros((n, k), jnp.result_type(shift, values))
+    out = match_varying(out, operands.rows, shift)  # the sum is over the others
     return lax.scan(one, out, jnp.arange(parts, dtype=jnp.int32))[0]
 
 
 @functools.partial(jax.checkpoint, static_argnums=(0,))
-def _apply_to_few(block, operands, shift, weights, values):
+def _apply_to_few(block, operands, shift, row_weights, weights, values):
     def body(total, rows, cols, keep):
-        (rows, shift), (cols, b, values) = rows, cols
-        z = exponent(block.precision, operands.shared, rows, cols)
-        density = _density(z + shift[:, None], keep)
+        (x, shift, a), (cols, b, values) = rows, cols
+        z = exponent(block.precision, operands.shared, x, cols)
+        density = a[:, None] * _density(z + shift[:, None], keep)
         return total + inner(density, (b[:, None] * values).T, block.precision)
 
-    init = jnp.zeros((*shift.shape, values.shape[1]), jnp.result_type(shift, values))
-    rows, cols = (operands.rows, shift), (operands.cols, weights, values)
+    init = jnp.zeros(values.shape[1], jnp.result_type(shift, values))
+    rows, cols = (operands.rows, shift, row_weights), (operands.cols, weights, values)
     return fold_tiles(body, init, rows, cols, jnp.ones_like(weights, bool), block)
 
 
@@ -323,7 +335,7 @@ def local_sum(
         tile = term(block.precision, shared, rows, cols, e, _density(e, keep))
         return total + jnp.sum(jnp.where(keep, b * tile, 0.0), axis=1)
 
-    init, keep = jnp.zeros_like(shift), jnp.ones_like(weights, bool)
+    init, keep = jnp.zeros((), shift.dtype), jnp.ones_like(weights, bool)
     rows = operands.rows, shift, rows
     cols = operands.cols, _as_rounded(operands, weights), cols
     return fold_tiles(body, init, rows, cols, keep, block)
@@ -345,8 +357,7 @@ def local_top(
 
     In descending order, of equals the first. -inf and any j where there are fewer.
     """
-    n, (y, h) = operands.rows.shape[0], operands.cols
-    positive = weights > 0
+    (y, h), positive = operands.cols, weights > 0
 
     def body(carry, rows, cols, keep):
         best, places = carry
@@ -358,7 +369,7 @@ def local_top(
         new = columns[jnp.maximum(winners - k, 0)]
         return best, jnp.where(winners < k, old, new)
 
-    init = jnp.full((n, k), -jnp.inf, h.dtype), jnp.zeros((n, k), jnp.int32)
+    init = jnp.full(k, -jnp.inf, h.dtype), jnp.zeros(k, jnp.int32)
     cols = (y, h + _log_of_positive(weights)), jnp.arange(len(h), dtype=jnp.int32)
     return fold_tiles(body, init, operands.rows, cols, positive, block)
 
@@ -386,10 +397,10 @@ def local_quantile(
         last = jnp.maximum(last, jnp.where(mass > 0, columns, 0).max(axis=1))
         return sums[:, -1], count, last
 
-    none = jnp.zeros_like(shift, jnp.int32)
+    none = jnp.int32(0)
     _, count, last = fold_tiles(
         body,
-        (jnp.zeros_like(shift), none, none),
+        (jnp.zeros((), shift.dtype), none, none),
         (operands.rows, shift, level),
         (operands.cols, weights, jnp.arange(len(weights), dtype=jnp.int32)),
         jnp.ones_like(weights, bool),

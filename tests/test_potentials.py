@@ -91,6 +91,31 @@ def test_derivative_in_the_clouds():
         np.testing.assert_allclose(moved, (ends[0] - ends[1]) / 2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("forward", [True, False])
+def test_hard_transforms(mesh, dtype, forward):
+    """min C - psi over points that have weight; its derivative is that of one cost."""
+    p, out = solved(mesh, dtype)
+    pot, tol = out.to_dual_potentials(), 1e-5 if dtype == np.float32 else 1e-12
+    new = np.random.default_rng(5).normal(size=(10, 3)).astype(dtype)
+    ends, b, psi = (p.y, p.b, out.psi[:21]) if forward else (p.x, p.a, out.phi[:13])
+    values = ref.sqeuclidean(new, ends) / 7 - np.float64(psi)
+    values[:, b == 0] = np.inf
+    hard = functools.partial(pot.f if forward else pot.g, hard=True)
+    got, slope = jax.jit(jax.value_and_grad(lambda x: hard(x).sum()))(new)
+    ref.assert_close(hard(new), values.min(1), tol)
+    np.testing.assert_allclose(got, values.min(1).sum(), rtol=1e-5)
+    ref.assert_close(slope, 2 * (new - ends[values.argmin(1)]) / 7, tol)
+
+
+def test_hard_is_the_limit():
+    """Of a small epsilon, where it lies below within eps log m."""
+    _, out = solved(otts.make_mesh(4, 2), np.dtype("float32"))
+    pot = out.to_dual_potentials()
+    new = np.random.default_rng(5).normal(size=(10, 3)).astype(np.float32)
+    apart = np.asarray(pot.f(new) - pot.f(new, hard=True))
+    assert np.all(apart > -1e-6) and np.all(apart < 0.1 * np.log(1 / out.problem.b[0]))
+
+
 def test_no_dense_array():
     """50,000 points in 50 dimensions to 50,000 others; doubling at most doubles."""
 
@@ -121,3 +146,83 @@ def test_bad_points(points, words):
     pot = otts.solve(otts.PointCloud(x, x, epsilon=1.0)).to_dual_potentials()
     with pytest.raises(ValueError, match=words):
         pot.transport(points)
+
+
+@functools.cache
+def divergence(mesh, dtype):
+    p = ref.problem(13, 21, dtype=dtype)
+
+    @jax.jit
+    def run(x, y, a, b):
+        options = dict(epsilon=0.5, scale_cost=2.0, mesh=mesh, batch_size=(4, 7))
+        return otts.sinkhorn_divergence(x, y, a, b, threshold=1e-6, **options)
+
+    grad = jax.grad(run, argnums=(0, 1, 2, 3), has_aux=True)
+    return p, *jax.jit(grad)(*p.cast(dtype))
+
+
+def test_debiased_potentials_are_derivatives_in_weights(mesh, dtype):
+    p, slopes, out = divergence(mesh, dtype)
+    pot, tol = out.to_dual_potentials(), 1e-4 if dtype == np.float32 else 1e-5
+    for values, slope in (
+        (pot.f(p.x.astype(dtype)), slopes[2]),
+        (pot.g(p.y.astype(dtype)), slopes[3]),
+    ):
+        ref.assert_close(ref.centred(values), ref.centred(slope), tol)
+
+
+def test_debiased_maps(mesh, dtype):
+    """x less half the gradient of the divergence per weight, in units of 2."""
+    p, slopes, out = divergence(mesh, dtype)
+    pot, tol = out.to_dual_potentials(), 1e-4 if dtype == np.float32 else 1e-5
+    for forward, points, a, slope in (
+        (True, p.x, p.a, slopes[0]),
+        (False, p.y, p.b, slopes[1]),
+    ):
+        got = np.asarray(pot.transport(points.astype(dtype), forward=forward))
+        some = a > 0
+        want = points[some] - np.asarray(slope)[some] / a[some, None]
+        ref.assert_close(got[some], want, tol)
+
+
+def test_debiased_potentials_do_not_shrink():
+    """A moved cloud is moved, also beyond where it stands, whatever epsilon."""
+    x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    _, out = otts.sinkhorn_divergence(x, x + 3, epsilon=1.0, threshold=1e-4)
+    new = np.float32([[0.5, -2.0], [0.0, 0.3]])
+    debiased = out.to_dual_potentials().transport(new)
+    biased = out.outputs[0].to_dual_potentials().transport(new)
+    np.testing.assert_allclose(debiased, new + 3, atol=1e-2)
+    assert np.all(np.abs(np.asarray(biased) - new - 3).max(1) > 0.05)
+
+
+@pytest.mark.wide
+def test_derivative_of_debiased_potentials():
+    """With the constants of (x, x): in the points, by finite differences."""
+    with jax.enable_x64(True):
+        p, mesh = ref.problem(9, 7, dtype=np.float64), otts.make_mesh(1, 1)
+        new = np.random.default_rng(5).normal(size=(4, 3))
+
+        @jax.jit
+        def shape(x):
+            options = dict(epsilon=0.5, mesh=mesh, threshold=1e-13)
+            _, out = otts.sinkhorn_divergence(x, p.y, p.a, p.b, **options)
+            pot = out.to_dual_potentials()
+            f = pot.f(new)  # up to the constant of (x, y), but not that of (x, x)
+            return f - f[0] + (pot.own_x.f(new) + pot.own_x.g(new)) / 2
+
+        step, h = np.cos(np.arange(27.0)).reshape(9, 3), 1e-5
+        moved = jax.jvp(shape, (p.x,), (step,))[1]
+        ends = [shape(p.x + t * step) for t in (h, -h)]
+        np.testing.assert_allclose(moved, (ends[0] - ends[1]) / (2 * h), atol=1e-7)
+
+
+def test_debiased_refusals():
+    x = np.eye(3, dtype=np.float32)
+    options = dict(epsilon=1.0, static_b=True, cost_fn=otts.costs.Euclidean())
+    _, out = otts.sinkhorn_divergence(x, x, **options)
+    pot = out.to_dual_potentials()
+    with pytest.raises(ValueError, match="static_b must be False for debiased"):
+        pot.g(x)
+    with pytest.raises(ValueError, match="transport must be for SqEuclidean costs"):
+        pot.transport(x)
