@@ -10,7 +10,7 @@
 (100, 2)
 """
 
-from ott_shard import costs as costs
+from ott_shard import costs as costs, initializers as initializers
 from ott_shard.divergence import (
     SinkhornDivergenceOutput as SinkhornDivergenceOutput,
     sinkhorn_divergence as sinkhorn_divergence,

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, implicit, sinkhorn
+from ott_shard import _checks, implicit, initial, sinkhorn
 from ott_shard.costs import CostFn
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
@@ -92,6 +92,7 @@ def sinkhorn_divergence(
     max_iterations: int = 2000,
     min_iterations: int = 0,
     inner_iterations: int = 10,
+    init: SinkhornDivergenceOutput | None = None,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
 ) -> tuple[jax.Array, SinkhornDivergenceOutput]:
@@ -125,6 +126,7 @@ def sinkhorn_divergence(
         max_iterations: of each problem.
         min_iterations: of each problem.
         inner_iterations: iterations between two checks.
+        init: an earlier output, also of other points, that each problem starts from.
         implicit_diff: how potentials, and so values twice, are differentiated.
         progress: called with (term, iteration, error, seconds per iteration), where
             term is "xy", "xx" or "yy".
@@ -152,6 +154,7 @@ def sinkhorn_divergence(
     """
     sinkhorn.check(implicit_diff, progress)
     _checks.choice("static_b", static_b, (False, True))
+    earlier = _earlier(init, static_b)
     same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
     limits = Limits(max_iterations, min_iterations, inner_iterations)
     geom = PointCloud(
@@ -178,9 +181,11 @@ def sinkhorn_divergence(
     geom = geom.resolve(a, b)
 
     def term(name: str, geom: PointCloud, a, b) -> SinkhornOutput:
+        data = geom, a, b, tau_a, tau_b
         return sinkhorn.run(
-            (geom, a, b, tau_a, tau_b),
+            data,
             Settings(limits, implicit_diff, symmetric=same_tau and name != "xy"),
+            start=initial.potential(earlier[name], data),
             threshold=threshold,
             progress=functools.partial(progress, name) if progress else None,
         )
@@ -196,6 +201,21 @@ def sinkhorn_divergence(
     values = [out.reg_ot_cost for out in outputs]
     divergence = _debias(values, geom.schedule.target, a, b)
     return divergence, SinkhornDivergenceOutput(divergence, tuple(outputs))
+
+
+def _earlier(init: Any, static_b: bool) -> dict[str, SinkhornOutput | None]:
+    """What each of the problems starts from."""
+    if init is None:
+        return dict.fromkeys(("xy", "xx", "yy"))
+    if not isinstance(init, SinkhornDivergenceOutput):
+        raise TypeError(
+            f"init must be a SinkhornDivergenceOutput or None, got {init!r}"
+        )
+    if len(init.outputs) < 3 and not static_b:
+        raise ValueError(
+            "init must hold a solution of (y, y) unless static_b, got one without"
+        )
+    return dict(zip(("xy", "xx", "yy"), init.outputs, strict=False))
 
 
 def _equal(tau_a: Any, tau_b: Any) -> bool:

@@ -203,10 +203,11 @@ class PointCloud:
             pairs = dataclasses.replace(pairs, x=pairs.mirror(pairs.y))
         # Its own centre keeps more digits when the two clouds are far apart.
         pairs = units.centred(pairs, weights, pairs.T.mirror(weights))
-        return self._resolved(pairs, self.schedule, size, size)
+        return self.resolved(pairs, self.schedule, size, size)
 
     @staticmethod
-    def _resolved(pairs: Pairs, schedule: Epsilon, n: int, m: int) -> "PointCloud":
+    def resolved(pairs: Pairs, schedule: Epsilon, n: int, m: int) -> "PointCloud":
+        """The geometry of placed pairs, n x m of them without padding."""
         geom = object.__new__(PointCloud)
         geom._set(pairs, schedule, None, None, n, m)
         return geom
@@ -312,7 +313,7 @@ class PointCloud:
                 pairs, schedule, a, b, self.relative_epsilon, self.relative_scale
             )
             pairs = dataclasses.replace(pairs, scale=scale)
-        return self._resolved(pairs, schedule, self.n, self.m)
+        return self.resolved(pairs, schedule, self.n, self.m)
 
 
 @jax.jit

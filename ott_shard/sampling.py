@@ -23,7 +23,7 @@ def sample(
     problem, found = jax.lax.stop_gradient((problem, found))
     of_rows, of_columns = jax.random.split(key)
     masses = problem.a * jnp.exp((found.phi - found.rows) / problem.epsilon)
-    draw = _systematic if method == "systematic" else _independent
+    draw = systematic if method == "systematic" else independent
     i = draw(of_rows, masses, num_pairs)
     level = jax.random.uniform(of_columns, (num_pairs,), masses.dtype)
     pairs = problem.pairs
@@ -43,14 +43,15 @@ def _last(masses: jax.Array) -> jax.Array:
     return jnp.max(jnp.where(masses > 0, index, 0))
 
 
-def _independent(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
+def independent(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
+    """Indices i, each drawn by its share of the mass."""
     ends = jnp.cumsum(masses)
     level = ends[-1] * jax.random.uniform(key, (num,), masses.dtype)
     index = jnp.searchsorted(ends, level, side="right").astype(jnp.int32)
     return jnp.minimum(index, _last(masses))
 
 
-def _systematic(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
+def systematic(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
     """Index i, in order, floor or ceil of num masses_i / sum masses times.
 
     One uniform number shifts a grid. The whole parts, as integers, are kept out of the

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, implicit, loops, objective, operators
+from ott_shard import _checks, implicit, initial, loops, objective, operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
@@ -115,6 +115,7 @@ def solve(
     max_iterations: int = 2000,
     min_iterations: int = 0,
     inner_iterations: int = 10,
+    init: Any = None,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
 ) -> SinkhornOutput:
@@ -134,6 +135,10 @@ def solve(
         max_iterations: never more than so many iterations.
         min_iterations: never fewer, unless the error is NaN.
         inner_iterations: the error is checked every so many iterations.
+        init: where to start. None: f = 0. (f, g), [n] and [m]: from f. An earlier
+            `SinkhornOutput` or `DualPotentials`, also of other points (the next
+            mini-batch), numbers, epsilon or scale: from its f at these x, by one pass.
+            Or one of :mod:`ott_shard.initializers`. Constant to differentiation.
         implicit_diff: how derivatives of potentials and of the plan, and all second
             derivatives, are computed: by a linear system at the solution. None: through
             all iterations, up to where they stopped, in reverse mode with memory for
@@ -181,9 +186,11 @@ def solve(
     tau_a = _checks.scalar("tau_a", tau_a, up_to=1.0, dtype=geom.dtype)
     tau_b = _checks.scalar("tau_b", tau_b, up_to=1.0, dtype=geom.dtype)
     _checks.equal_mass(a, b, tau_a, tau_b)
+    data = geom.resolve(a, b), a, b, tau_a, tau_b
     return run(
-        (geom.resolve(a, b), a, b, tau_a, tau_b),
+        data,
         settings,
+        start=initial.potential(init, data),
         threshold=_checks.scalar("threshold", threshold, dtype=geom.dtype),
         progress=functools.partial(progress, "xy") if progress else None,
     )
@@ -209,12 +216,13 @@ def run(
     settings: Settings,
     *,
     threshold: jax.Array,
-    progress: Callable[[int, float, float], None] | None,
+    start: jax.Array | None = None,
+    progress: Callable[[int, float, float], None] | None = None,
 ) -> SinkhornOutput:
-    """Solve for checked, placed (resolved geom, a, b, tau_a, tau_b)."""
+    """Solve for checked, placed (resolved geom, a, b, tau_a, tau_b), from phi."""
     if progress is None:
-        return _run(data, threshold, settings)
-    problem, state = _start(lax.stop_gradient(data), settings.limits)
+        return _run(data, threshold, start, settings)
+    problem, state = _start(lax.stop_gradient(data), start, settings)
     if _checks.concrete(state.error) is None:
         raise TypeError(
             f"progress must be None inside jit and vmap, got {progress}: leave it out"
@@ -228,12 +236,11 @@ def run(
     return _finish(data, state, threshold, settings)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _run(data, threshold, settings: Settings) -> SinkhornOutput:
+@functools.partial(jax.jit, static_argnums=3)
+def _run(data, threshold, start, settings: Settings) -> SinkhornOutput:
     unrolled = settings.implicit_diff is None
-    problem, state = _start(
-        data if unrolled else lax.stop_gradient(data), settings.limits
-    )
+    known = data if unrolled else lax.stop_gradient(data)
+    problem, state = _start(known, start, settings)
 
     def unfinished(s: State):
         return _unfinished(problem, s, threshold, settings.limits)
@@ -258,10 +265,13 @@ def _pose(data) -> Problem:
     return Problem(geom.pairs, a, b, geom.schedule, tau_a, tau_b)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _start(data, limits: Limits) -> tuple[Problem, State]:
-    problem = _pose(data)
-    phi, psi = jnp.zeros_like(problem.a), jnp.zeros_like(problem.b)
+@functools.partial(jax.jit, static_argnums=2)
+def _start(data, start, settings: Settings) -> tuple[Problem, State]:
+    problem, limits = _pose(data), settings.limits
+    phi = jnp.zeros_like(problem.a) if start is None else start
+    psi = jnp.zeros_like(problem.b)
+    if settings.symmetric and start is not None:
+        psi = problem.pairs.T.mirror(phi)
     unknown = jnp.full((), jnp.inf, psi.dtype)
     return problem, State(
         phi,

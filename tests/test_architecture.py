@@ -22,9 +22,9 @@ LAYERS = [
     ["objective"],
     ["plan_sums"],
     ["plan"],
-    ["solution"],
+    ["solution", "initial"],
     ["sinkhorn"],
-    ["divergence"],
+    ["divergence", "initializers"],
     ["__init__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
