@@ -1,6 +1,7 @@
 """A transport plan as what it is made of: matches, sparse plans, samples."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 import jax
@@ -220,6 +221,63 @@ class Plan(PlanSums):
         num_pairs = _checks.integer("num_pairs", num_pairs)
         _checks.choice("method", method, ("iid", "systematic"))
         return sampling.sample(self._one, self.found, key, num_pairs, method)
+
+    def batches(
+        self,
+        key: jax.Array,
+        batch_size: int,
+        *,
+        num_pairs: int | None = None,
+        method: Literal["iid", "systematic"] = "systematic",
+        process: tuple[int, int] = (0, 1),
+    ) -> Iterator[tuple[jax.Array, jax.Array]]:
+        """One epoch of mini-batches of pairs, in random order, for training on them.
+
+        Args:
+            key: of jax.random; another one for every epoch, such as
+                ``jax.random.fold_in(key, epoch)``.
+            batch_size: pairs in each batch.
+            num_pairs: of the epoch, over all processes. None: n. What does not fill a
+                batch for every process is left out.
+            method: as in `sample`: "systematic" for each x_i as often as its weight
+                demands in an epoch.
+            process: (index, count): this process takes one of every `count` batches,
+                and all processes together the whole epoch, if each has the solution on
+                devices of its own and the same key.
+
+        Yields:
+            (i, j), each [batch_size] int32. j is drawn when a batch is asked for, by
+            two passes over batch_size x m; with asynchronous dispatch that goes on
+            while the last batch is trained on. Not inside jit.
+
+        Raises:
+            ValueError, TypeError: at the call, if an argument is out of range.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, ott_shard as otts
+            >>> x = jnp.asarray([[0.0], [1.0], [2.0], [3.0]])
+            >>> out = otts.solve(otts.PointCloud(x, x[::-1], epsilon=0.01))
+            >>> pairs = list(out.batches(jax.random.key(0), 2))
+            >>> sorted(int(i) for batch, _ in pairs for i in batch)
+            [0, 1, 2, 3]
+        """
+        size = _checks.integer("batch_size", batch_size)
+        num = self.geom.n if num_pairs is None else num_pairs
+        num = _checks.integer("num_pairs", num)
+        _checks.choice("method", method, ("iid", "systematic"))
+        if not (isinstance(process, tuple | list) and len(process) == 2):
+            raise TypeError(f"process must be (index, count), got {process!r}")
+        index = _checks.integer("process", process[0], at_least=0)
+        count = _checks.integer("process", process[1], at_least=index + 1)
+        if size * count > num:
+            raise ValueError(
+                f"batch_size must leave a batch for each of {count} processes in an "
+                f"epoch of {num} pairs, got {size}: make it smaller, or give num_pairs"
+            )
+        if _checks.concrete(self.found.phi) is None:
+            raise TypeError("batches must not be inside jit: use sample there")
+        args = self._one, self.found, key, (size, num), method, (index, count)
+        return sampling.batches(*args)
 
 
 @jax.jit

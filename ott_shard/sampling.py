@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ott_shard import mesh as meshes, operators
 from ott_shard.problem import Found, Problem
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
 def sample(
     problem: Problem, found: Found, key: jax.Array, num_pairs: int, method: str
 ) -> tuple[jax.Array, jax.Array]:
@@ -20,13 +21,48 @@ def sample(
     its cumulative sum: two passes over num_pairs x m, by the same uniform numbers on
     every mesh.
     """
-    problem, found = jax.lax.stop_gradient((problem, found))
     of_rows, of_columns = jax.random.split(key)
+    i = draw_rows(problem, found, of_rows, num_pairs, method)
+    return i, draw_columns(problem, found, of_columns, i)
+
+
+def batches(
+    problem: Problem,
+    found: Found,
+    key: jax.Array,
+    sizes: tuple[int, int],
+    method: str,
+    process: tuple[int, int],
+) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """See :meth:`ott_shard.Plan.batches`; sizes are of a batch and of the epoch."""
+    (size, num), (index, count) = sizes, process
+    of_rows, of_order, of_columns = jax.random.split(key, 3)
+    rows = draw_rows(problem, found, of_rows, num, method)
+    rows = np.asarray(jax.random.permutation(of_order, rows))
+    for k in range(index, num // (size * count) * count, count):
+        i = jnp.asarray(rows[k * size : (k + 1) * size])
+        yield i, draw_columns(problem, found, jax.random.fold_in(of_columns, k), i)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def draw_rows(
+    problem: Problem, found: Found, key: jax.Array, num: int, method: str
+) -> jax.Array:
+    """[num] int32, rows by their share of the mass."""
+    problem, found = jax.lax.stop_gradient((problem, found))
     masses = problem.a * jnp.exp((found.phi - found.rows) / problem.epsilon)
     draw = systematic if method == "systematic" else independent
-    i = draw(of_rows, masses, num_pairs)
-    level = jax.random.uniform(of_columns, (num_pairs,), masses.dtype)
-    pairs = problem.pairs
+    return draw(key, masses, num)
+
+
+@jax.jit
+def draw_columns(
+    problem: Problem, found: Found, key: jax.Array, i: jax.Array
+) -> jax.Array:
+    """A column of each of the rows i, by its share of the row, [num] int32."""
+    problem, found = jax.lax.stop_gradient((problem, found))
+    pairs, num = problem.pairs, len(i)
+    level = jax.random.uniform(key, (num,), problem.a.dtype)
     x, rows, level = (
         meshes.place(z, pairs.mesh, pairs.row_axes)
         for z in (pairs.x[i], found.rows[i], level)
@@ -34,7 +70,7 @@ def sample(
     pairs = dataclasses.replace(pairs, x=x)
     ends = found.psi, rows, problem.b
     j = operators.quantiles(pairs, *ends, level, problem.epsilon)
-    return i, meshes.unpad(j, num_pairs)
+    return meshes.unpad(j, num)
 
 
 def _last(masses: jax.Array) -> jax.Array:

@@ -74,6 +74,46 @@ def test_a_plan_that_is_a_permutation():
     np.testing.assert_array_equal(j, np.argsort(order)[i])
 
 
+def test_an_epoch_of_batches():
+    """Each row once, whoever draws; all processes together are the one that is all."""
+    x = np.random.default_rng(0).normal(size=(203, 2)).astype(np.float32)
+    geom = otts.PointCloud(x, x[:100] + 1, epsilon=0.5, mesh=otts.make_mesh(4, 2))
+    out = otts.solve(geom)
+
+    def epoch(process, seed=0):
+        args = jax.random.key(seed), 10
+        return [np.asarray(b) for b in out.batches(*args, process=process)]
+
+    alone, shares = epoch((0, 1)), [epoch((k, 3)) for k in range(3)]
+    assert len(alone) == 20 and all(len(share) == 6 for share in shares)
+    assert alone[0].shape == (2, 10)
+    rows = np.concatenate([i for i, _ in alone])
+    assert len(set(rows)) == 200 and np.any(np.diff(rows) < 0)
+    for k, share in enumerate(shares):
+        np.testing.assert_array_equal(share, alone[k:18:3])
+    other = np.concatenate([i for i, _ in epoch((0, 1), seed=1)])
+    assert np.any(other != rows) and len(set(other)) == 200
+    best = np.asarray(out.matrix)[tuple(np.concatenate(alone, axis=1))]
+    assert best.mean() > 2 / 203 / 100  # better than any pair
+
+
+def test_long_epochs():
+    """More pairs than points, of frequencies of the plan."""
+    out = solution(otts.make_mesh(4, 2), np.float32)
+    options = dict(num_pairs=4000, method="iid")
+    pairs = list(out.batches(jax.random.key(3), 1000, **options))
+    i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    plan = np.asarray(out.matrix, np.float64)
+    drawn = np.zeros_like(plan)
+    np.add.at(drawn, (i, j), 1)
+    assert np.abs(drawn / 4000 - plan / plan.sum()).sum() < 0.25
+    for size, axis in ((13, 1), (21, 0)):
+        counts = drawn.sum(axis)
+        expected = 4000 * (plan / plan.sum()).sum(axis)
+        assert len(counts) == size
+        assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected + 1))
+
+
 def test_no_dense_array():
     def run(x, y, key):
         geom = otts.PointCloud(x, y, epsilon=1.0, mesh=otts.make_mesh(1, 1))
@@ -98,3 +138,22 @@ def test_bad_arguments(num_pairs, method, error):
     out = otts.solve(otts.PointCloud(x, x, epsilon=1.0))
     with pytest.raises(error, match="num_pairs must|method must"):
         out.sample(jax.random.key(0), num_pairs, method)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (dict(batch_size=0), ValueError, "batch_size must be at least 1"),
+        (dict(batch_size=4), ValueError, "batch_size must leave a batch for each of 1"),
+        (dict(batch_size=2, process=(0, 2)), ValueError, "each of 2 processes"),
+        (dict(batch_size=1, process=(2, 2)), ValueError, "process must be at least 3"),
+        (dict(batch_size=1, process=3), TypeError, r"process must be \(index, count"),
+        (dict(batch_size=1, num_pairs=0), ValueError, "num_pairs must be at least 1"),
+        (dict(batch_size=1, method="all"), ValueError, "method must be one of"),
+    ],
+)
+def test_bad_batches(options, error, words):
+    x = np.eye(3, dtype=np.float32)
+    out = otts.solve(otts.PointCloud(x, x, epsilon=1.0))
+    with pytest.raises(error, match=words):
+        out.batches(jax.random.key(0), **options)
