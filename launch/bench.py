@@ -127,7 +127,7 @@ def parse(argv: Sequence[str]) -> Options | None:
         BadInput: for an unknown flag, a value that a flag cannot have, or no Python at
             --peer_python.
     """
-    positional, given = flags.parse(argv, _FLAGS, _PROGRAM)
+    positional, given, _ = flags.parse(argv, _FLAGS, _PROGRAM)
     if positional:
         raise BadInput(f"unexpected argument {positional[0]!r}: flags start with --")
     if given.pop("help"):

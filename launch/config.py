@@ -1,26 +1,74 @@
-"""A whole run as data: what the flags say together."""
+"""What the command line asks for, as data; fields are flags of the same name."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 from .errors import BadInput
 
 _DEMO_SIZE = 10_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """One run. Fields are flags of the same name, except `task`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """What every task can be told.
 
     Attributes:
-        task: the name of the task.
-        n: size of the demo clouds; None without a demo.
+        task: the name of the task, the only field that is not a flag.
         mesh: (rows, cols); None: all devices.
         batch_size: (size,) or (rows, cols) of the largest tile; None: chosen.
     """
 
     task: str
+    out: str | None
+    mesh: tuple[int, int] | None
+    batch_size: tuple[int, ...] | None
+    cpu_devices: int | None
+    precision: Literal["default", "high", "highest"]
+
+    @classmethod
+    def flags(cls) -> list[str]:
+        """The flags that a task of this class takes."""
+        return [f.name for f in dataclasses.fields(cls) if f.name != "task"]
+
+    @classmethod
+    def of(cls, task: str, values: Mapping[str, Any]) -> Self:
+        """The command for the values of all flags.
+
+        Raises:
+            BadInput: if they do not make a whole.
+        """
+        if values["out"] == "":
+            raise BadInput("--out=: name a directory, or leave the flag out")
+        return cls(task=task, **{name: values[name] for name in cls.flags()})
+
+    def blame(self, message: str) -> BadInput | None:
+        """The library's complaint about arguments as one about flags.
+
+        Arguments and flags have the same names, and a complaint starts with the name:
+        "x must be ..." or "a and b must have ...". None if `message` is not of a flag.
+        """
+        subject = _subject(message)
+        if not set(self.flags()).issuperset(subject):
+            return None
+        given = [(name, getattr(self, name)) for name in subject]
+        names = " ".join(f"--{name}={v}" for name, v in given if v is not None)
+        return BadInput(f"{names}: {message}")
+
+
+def _subject(message: str) -> list[str]:
+    """The arguments that a complaint of the library is about."""
+    return message.partition(" must ")[0].split(" and ")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is solved.
+
+    Attributes:
+        n: size of the demo clouds; None without a demo.
+    """
+
     x: str | None
     y: str | None
     a: str | None
@@ -30,62 +78,33 @@ class Config:
     cost: str
     scale_cost: float | str
     epsilon: float | None
+    tau_a: float
+    tau_b: float
+    dtype: Literal["float32", "float64"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Problem, Command):
+    """One run: a problem, and how to solve it."""
+
     epsilon_init: float | None
     epsilon_decay: float
     epsilon_unit: Literal["absolute", "mean", "std"]
-    tau_a: float
-    tau_b: float
     threshold: float
     max_iterations: int
     min_iterations: int
     inner_iterations: int
     grad: bool
-    out: str | None
-    mesh: tuple[int, int] | None
-    batch_size: tuple[int, ...] | None
-    cpu_devices: int | None
-    dtype: Literal["float32", "float64"]
-    precision: Literal["default", "high", "highest"]
     progress_seconds: float
 
-    def blame(self, message: str) -> BadInput | None:
-        """The library's complaint about arguments as one about flags.
-
-        Arguments and flags have the same names, and a complaint starts with the name:
-        "x must be ..." or "a and b must have ...". None if `message` is not of a flag.
-        """
-        subject = message.partition(" must ")[0].split(" and ")
-        if not {field.name for field in dataclasses.fields(self)}.issuperset(subject):
-            return None
-        given = [(name, getattr(self, name)) for name in subject]
-        names = " ".join(f"--{name}={v}" for name, v in given if v is not None)
-        return BadInput(f"{names}: {message}")
-
-
-def resolve(
-    positional: Sequence[str], flags: Mapping[str, Any], tasks: Collection[str]
-) -> Config:
-    """The run that positional arguments and flags ask for.
-
-    Raises:
-        BadInput: if they do not make one run of one of the `tasks`.
-    """
-    choices = " or ".join(tasks)
-    if not positional:
-        raise BadInput(f"no task: name one, {choices} (see --help)")
-    task, *extra = positional
-    if task not in tasks:
-        raise BadInput(f"unknown task {task!r}: choose {choices}")
-    if extra:
-        raise BadInput(f"unexpected argument {extra[0]!r}: flags start with --")
-    _check_source(flags)
-    if flags["out"] == "":
-        raise BadInput("--out=: name a directory, or leave the flag out")
-    names = [f.name for f in dataclasses.fields(Config) if f.name != "task"]
-    config = Config(task, **{name: flags[name] for name in names})
-    if config.demo and config.n is None:
-        config = dataclasses.replace(config, n=_DEMO_SIZE)
-    return config
+    @classmethod
+    def of(cls, task: str, values: Mapping[str, Any]) -> Self:
+        """The run; its clouds come from two files or from a demo."""
+        _check_source(values)
+        config = super().of(task, values)
+        if config.demo and config.n is None:
+            config = dataclasses.replace(config, n=_DEMO_SIZE)
+        return config
 
 
 def _check_source(flags: Mapping[str, Any]) -> None:
@@ -104,3 +123,143 @@ def _check_source(flags: Mapping[str, Any]) -> None:
         raise BadInput(
             f"--n={flags['n']}: is for --demo=discs; files have the size they have"
         )
+
+
+# ------------------------------------------------------------- uses of a finished run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Use(Command):
+    """A use of a finished run; what a subclass adds is of its task alone.
+
+    Attributes:
+        run: the folder of the run.
+        file: the field that names a file of numbers, if there is one.
+    """
+
+    file: ClassVar[str | None] = None
+    run: str
+
+    @classmethod
+    def of(cls, task: str, values: Mapping[str, Any]) -> Self:
+        """The use; a flag is needed unless it has a default, here or in its table."""
+        values = dict(values)
+        for field in dataclasses.fields(cls):
+            if field.name in ("run", *cls.own()) and values[field.name] is None:
+                if field.default is dataclasses.MISSING:
+                    raise BadInput(
+                        f"--{field.name} is missing: {task} needs it (see --help)"
+                    )
+                values[field.name] = field.default
+        return super().of(task, values)
+
+    @classmethod
+    def own(cls) -> list[str]:
+        """The flags of this task alone."""
+        return [name for name in cls.flags() if name not in Use.flags()]
+
+    @property
+    def folder(self) -> str:
+        """Where results go."""
+        return self.run if self.out is None else self.out
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The values of :meth:`own`."""
+        return {name: getattr(self, name) for name in self.own()}
+
+    @property
+    def source(self) -> str | None:
+        """The value of the field `file`."""
+        return None if self.file is None else getattr(self, self.file)
+
+    def blame(self, message: str) -> BadInput | None:
+        """As for every command; what came with the run is the fault of --run."""
+        if refusal := super().blame(message):
+            return refusal
+        if _OF_RUN.issuperset(_subject(message)):
+            return BadInput(f"--run={self.run}: {message}")
+        return None
+
+
+_OF_RUN = {"f", "g", *(field.name for field in dataclasses.fields(Problem))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Apply(Use):
+    """The plan times the numbers in a file."""
+
+    file = "v"
+    v: str
+    axis: Literal[0, 1] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match(Use):
+    """The largest entries of the plan."""
+
+    k: int
+    axis: Literal[0, 1] = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample(Use):
+    """Pairs drawn from the plan."""
+
+    num_pairs: int
+    method: Literal["iid", "systematic"]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transport(Use):
+    """Where the plan sends the points in a file."""
+
+    file = "points"
+    points: str
+    backward: bool
+
+
+# ------------------------------------------------------------------- the command line
+
+
+def resolve(
+    positional: Sequence[str],
+    values: Mapping[str, Any],
+    given: Sequence[str],
+    tasks: Mapping[str, type[Command]],
+) -> Command:
+    """What positional arguments and flags ask for.
+
+    Args:
+        positional: what is no flag.
+        values: of all flags.
+        given: the flags on the command line.
+        tasks: the class of each task.
+
+    Raises:
+        BadInput: if they do not make one command of one of the `tasks`.
+    """
+    choices = " or ".join(tasks)
+    if not positional:
+        raise BadInput(f"no task: name one, {choices} (see --help)")
+    task, *extra = positional
+    if task not in tasks:
+        raise BadInput(f"unknown task {task!r}: choose {choices}")
+    if extra:
+        raise BadInput(f"unexpected argument {extra[0]!r}: flags start with --")
+    for name in given:
+        _check_taken(name, task, tasks)
+    return tasks[task].of(task, values)
+
+
+def _check_taken(name: str, task: str, tasks: Mapping[str, type[Command]]) -> None:
+    """Each task takes its own flags and no others."""
+    takers = [other for other, kind in tasks.items() if name in kind.flags()]
+    if not takers or task in takers:  # nobody takes --help
+        return
+    solving = issubclass(tasks[takers[0]], Config)
+    fixed = " (the run that is used fixes the problem)" if solving else ""
+    raise BadInput(
+        f"--{name} is for {' or '.join(takers)}, not for {task}{fixed}: leave it out"
+    )

@@ -1,6 +1,8 @@
 """Clouds and weights from files, and the demo clouds."""
 
+import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .config import Config
+from .config import Problem, Use
 from .errors import BadInput
+
+# A checksum is of so many pieces of so many bytes: all of a file of up to 4 MiB.
+_PIECES, _PIECE = 64, 2**16
 
 
 class Clouds(NamedTuple):
@@ -21,24 +26,52 @@ class Clouds(NamedTuple):
     b: np.ndarray | None
 
 
-def load(config: Config) -> Clouds:
-    """The clouds and weights of a run in the dtype of the run.
+class Input(NamedTuple):
+    """A file of numbers: where it is, and how to know it again.
+
+    Attributes:
+        source: absolute path, with #key as it was given.
+        shape: of its array.
+        dtype: of its array, before the cast to that of the run.
+        crc32: of at most 4 MiB of its array, in pieces that are evenly spaced.
+    """
+
+    source: str
+    shape: list[int]
+    dtype: str
+    crc32: int
+
+
+def load(problem: Problem) -> tuple[Clouds, dict[str, Input]]:
+    """The clouds and weights of a problem in its dtype, and the files they come from.
 
     Shapes and values are not looked at here: the library does, for every caller.
 
     Raises:
         BadInput: if a file cannot be read.
     """
-    if config.demo:
-        assert config.n is not None
-        points = tuple(np.asarray(cloud, config.dtype) for cloud in discs(config.n))
-    else:
-        points = (_array(config, "x"), _array(config, "y"))
-    weights = (
-        None if getattr(config, name) is None else _array(config, name)
-        for name in ("a", "b")
-    )
-    return Clouds(*points, *weights)
+    arrays, inputs = {}, {}
+    for name in Clouds._fields:
+        if (source := getattr(problem, name)) is not None:
+            found = read(f"--{name}={source}", source, problem.dtype)
+            arrays[name], inputs[name] = found
+    if problem.demo:
+        assert problem.n is not None
+        points = (np.asarray(cloud, problem.dtype) for cloud in discs(problem.n))
+        arrays |= zip("xy", points, strict=True)
+    x, y = arrays["x"], arrays["y"]
+    return Clouds(x, y, arrays.get("a"), arrays.get("b")), inputs
+
+
+def of_use(use: Use, dtype: str) -> tuple[np.ndarray | None, Input | None]:
+    """The numbers in the file that a use of a run names, if it names one.
+
+    Raises:
+        BadInput: if the file cannot be read.
+    """
+    if use.source is None:
+        return None, None
+    return read(f"--{use.file}={use.source}", use.source, dtype)
 
 
 def discs(n: int) -> tuple[jax.Array, jax.Array]:
@@ -59,35 +92,55 @@ def _disc(radius: float, n: int, key: jax.Array) -> jax.Array:
     return jnp.stack((r * jnp.cos(angle), r * jnp.sin(angle)), axis=1)
 
 
-def _array(config: Config, name: str) -> np.ndarray:
-    source = getattr(config, name)
+def read(subject: str, source: str, dtype: str) -> tuple[np.ndarray, Input]:
+    """The array in a file, in `dtype` if it holds real numbers, and the file.
+
+    Raises:
+        BadInput: about the `subject`, if the file cannot be read.
+    """
     try:
         array = _read(source)
     except FileNotFoundError:
-        raise BadInput(f"--{name}={source}: no such file: check the path") from None
+        raise BadInput(f"{subject}: no such file: check the path") from None
     except OSError as error:
         raise BadInput(
-            f"--{name}={source}: cannot be read ({error.strerror or error}): give a "
-            ".npy file or archive.npz#key"
+            f"{subject}: cannot be read ({error.strerror or error}): give a .npy file "
+            "or archive.npz#key"
         ) from None
     except (ValueError, EOFError, zipfile.BadZipFile):
         raise BadInput(
-            f"--{name}={source}: is not a whole .npy or .npz file of numbers: write it "
-            "by numpy.save, without objects"
+            f"{subject}: is not a whole .npy or .npz file of numbers: write it by "
+            "numpy.save, without objects"
         ) from None
     except KeyError as error:
-        raise BadInput(f"--{name}={source}: {error.args[0]}") from None
+        raise BadInput(f"{subject}: {error.args[0]}") from None
+    described = _describe(source, array)
     if array.dtype.kind in "fiub":
         with np.errstate(over="ignore"):  # an inf made here is refused later
-            array = array.astype(config.dtype, copy=False)
-    return array
+            array = array.astype(dtype, copy=False)
+    return array, described
+
+
+def _describe(source: str, array: np.ndarray) -> Input:
+    path, key = split(source)
+    absolute = os.path.abspath(path) + (f"#{key}" if key else "")
+    memory = array.ravel(order="K").view(np.uint8)  # no copy of what is mapped
+    count = min(_PIECES, max(1, -(-memory.size // _PIECE)))
+    checksum = 0
+    for start in np.linspace(0, max(0, memory.size - _PIECE), count, dtype=int):
+        checksum = zlib.crc32(memory[start : start + _PIECE], checksum)
+    return Input(absolute, list(array.shape), str(array.dtype), checksum)
+
+
+def split(source: str) -> tuple[str, str]:
+    """(path, key) of archive.npz#key; the key of a plain file is empty."""
+    path, _, key = source.rpartition("#")
+    return (source, "") if not path or Path(source).exists() else (path, key)
 
 
 def _read(source: str) -> np.ndarray:
     """The array in file.npy or archive.npz#key; a .npy file is mapped, not read."""
-    path, _, key = source.rpartition("#")
-    if not path or Path(source).exists():
-        path, key = source, ""
+    path, key = split(source)
     if not zipfile.is_zipfile(path):
         array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
         if key:

@@ -119,6 +119,7 @@ _SCALE = Checked(
     _scale,
     lambda value: isinstance(value, str) or 0 < value < math.inf,
 )
+_AXIS = Checked("0 or 1", int, lambda value: value in (0, 1))
 MESH = Checked("rows x cols, such as 4x2", sizes, lambda s: len(s) == 2 and min(s) > 0)
 TILE = Checked(
     "one size or rows x cols, such as 1024 or 512x2048",
@@ -137,7 +138,7 @@ class Flag(NamedTuple):
     text: str
 
 
-FLAGS = (
+_OF_PROBLEMS = (
     Flag("x", "x.npy", TEXT, None, "points [n, d]: a .npy file or archive.npz#key"),
     Flag("y", "y.npy", TEXT, None, "points [m, d], likewise"),
     Flag("a", "a.npy", TEXT, None, "weights [n] of x (1 / n each)"),
@@ -182,9 +183,38 @@ FLAGS = (
     Flag("min_iterations", "20", count(0), 0, "never fewer iterations"),
     Flag("inner_iterations", "5", count(1), 10, "iterations between two checks"),
     Flag("grad", "", SWITCH, False, "also the gradient with respect to x and y"),
+    Flag("dtype", "float64", _one_of("float32", "float64"), "float32", "of all work"),
+    Flag(
+        *("progress_seconds", "1", _DURATION, 5.0),
+        "time between two lines of progress; 0: a line at every check",
+    ),
+)
+_OF_USES = (
+    Flag("run", "DIR", TEXT, None, "the --out of a run of solve or divergence"),
+    Flag(
+        *("v", "v.npy", TEXT, None),
+        "apply: numbers [n] or [n, k] (axis 0), [m] or [m, k] (axis 1)",
+    ),
+    Flag("k", "10", count(1), None, "match: so many entries for every point"),
+    Flag(
+        *("axis", "1", _AXIS, None),
+        "apply: 0 for P^T v, 1 for P v (0); match: 0 for the entries of every y, 1 of "
+        "every x (1)",
+    ),
+    Flag("num_pairs", "1000", count(1), None, "sample: so many pairs"),
+    Flag(
+        *("method", "systematic", _one_of("iid", "systematic"), "iid"),
+        "sample: independent pairs, or every x as often as its mass says",
+    ),
+    Flag("seed", "1", count(0), 0, "sample: of the random numbers"),
+    Flag("points", "new.npy", TEXT, None, "transport: new points of x [n', d]"),
+    Flag("backward", "", SWITCH, False, "transport: new points of y, to x"),
+)
+_OF_ALL = (
     Flag(
         *("out", "DIR", TEXT, None),
-        "write result.json, f.npy, g.npy and, with --grad, grad_x.npy, grad_y.npy",
+        "write result.json, f.npy, g.npy and, with --grad, grad_x.npy, grad_y.npy; "
+        "for a task that uses a run (its folder): TASK.json and what is named above",
     ),
     Flag(
         *("mesh", "4x2", MESH, None),
@@ -195,23 +225,33 @@ FLAGS = (
         "largest tile on a device: one size, or rows x cols (chosen for speed)",
     ),
     Flag("cpu_devices", "8", count(1), None, "compute on so many CPU devices"),
-    Flag("dtype", "float64", _one_of("float32", "float64"), "float32", "of all work"),
     Flag(
         *("precision", "high", _one_of("default", "high", "highest"), "highest"),
         "of matrix products",
     ),
-    Flag(
-        *("progress_seconds", "1", _DURATION, 5.0),
-        "time between two lines of progress; 0: a line at every check",
-    ),
     Flag("help", "", SWITCH, False, "print this and exit"),
 )
+FLAGS = (*_OF_PROBLEMS, *_OF_USES, *_OF_ALL)
+
+
+class Parsed(NamedTuple):
+    """A command line.
+
+    Attributes:
+        positional: what is no flag.
+        values: of all flags.
+        given: the flags that were named.
+    """
+
+    positional: list[str]
+    values: dict[str, Any]
+    given: list[str]
 
 
 def parse(
     argv: Sequence[str], table: Sequence[Flag] = FLAGS, program: str = PROGRAM
-) -> tuple[list[str], dict[str, Any]]:
-    """Split the command line into positional arguments and the values of all flags.
+) -> Parsed:
+    """Split the command line into positional arguments and flags.
 
     Every call has its own flags: nothing is kept between calls.
 
@@ -229,17 +269,52 @@ def parse(
     except flags.Error as error:
         message = str(error).removeprefix("flag ")
         raise BadInput(f"{message} (all flags: {program} --help)") from None
-    return positional, {flag.name: values[flag.name].value for flag in table}
+    parsed = {flag.name: values[flag.name] for flag in table}
+    given = [name for name, flag in parsed.items() if flag.present]
+    return Parsed(positional, {name: f.value for name, f in parsed.items()}, given)
 
 
-def help_text(tasks: Mapping[str, str]) -> str:
+def checked(name: str, value: Any) -> Any:
+    """A value from elsewhere as the flag `name` would have it.
+
+    Raises:
+        ValueError: if the flag cannot have it.
+    """
+    (flag,) = (flag for flag in FLAGS if flag.name == name)
+    return flag.parser.parse(str(value))  # the text of a float is exact
+
+
+def help_text(solving: Mapping[str, str], using: Mapping[str, str]) -> str:
     """What --help prints, for tasks given as name: sentence."""
-    lines = [f"{PROGRAM} TASK --x=x.npy --y=y.npy [flags]", "", "Tasks"]
-    lines += [f"  {name:<26}{text}" for name, text in tasks.items()]
-    lines += ["", "Flags, with an example (and what holds without)"]
-    lines += table_text(FLAGS)
-    lines += ["", "Exit codes: 0 converged, 2 bad input, 3 not converged."]
-    return "\n".join(lines)
+    parts = [
+        [
+            f"{PROGRAM} {'|'.join(solving)} --x=x.npy --y=y.npy [flags]",
+            f"{PROGRAM} {'|'.join(using)} --run=DIR [flags]",
+        ],
+        ["Tasks", *_tasks_text(solving)],
+        ["Tasks that use a finished run, in its folder", *_tasks_text(using)],
+        [
+            f"Flags of {' and '.join(solving)}, with an example (and what holds "
+            "without)",
+            *table_text(_OF_PROBLEMS),
+        ],
+        ["Flags of tasks that use a run", *table_text(_OF_USES)],
+        ["Flags of all tasks", *table_text(_OF_ALL)],
+        ["Exit codes: 0 converged, 2 bad input, 3 not converged (also: the run used)."],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _tasks_text(tasks: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name, text in tasks.items():
+        lines += _entry(name, text)
+    return lines
+
+
+def _entry(name: str, text: str) -> list[str]:
+    first, *rest = textwrap.wrap(text, 60)
+    return [f"  {name:<26}{first}", *(" " * 28 + line for line in rest)]
 
 
 def table_text(table: Sequence[Flag]) -> list[str]:
@@ -249,6 +324,5 @@ def table_text(table: Sequence[Flag]) -> list[str]:
         usage = f"--{flag.name}" + (f"={flag.example}" if flag.example else "")
         known = flag.default is None or flag.parser is SWITCH
         text = flag.text + ("" if known else f" ({flag.default})")
-        first, *rest = textwrap.wrap(text, 60)
-        lines += [f"  {usage:<26}{first}", *(" " * 28 + line for line in rest)]
+        lines += _entry(usage, text)
     return lines

@@ -5,11 +5,22 @@ from collections.abc import Sequence
 
 import jax
 
-from . import config as configs, data, devices, flags, report, results, tasks
-from .config import Config
+from . import (
+    config as configs,
+    data,
+    devices,
+    flags,
+    report,
+    results,
+    saved,
+    tasks,
+    uses,
+)
+from .config import Config, Use
 from .errors import BadInput
 
 _CONVERGED, _BAD_INPUT, _NOT_CONVERGED = 0, 2, 3
+_TABLES = (tasks.TASKS, uses.USES)
 
 
 def run() -> None:
@@ -21,33 +32,70 @@ def main(argv: Sequence[str]) -> int:
     """Do what the arguments, without the program's name, say.
 
     Returns:
-        The exit code: 0 converged (or help), 2 bad input, 3 not converged.
+        The exit code: 0 converged (or help), 2 bad input, 3 not converged, or a use of
+        a run that had not.
     """
     try:
-        positional, values = flags.parse(argv)
+        positional, values, given = flags.parse(argv)
         if values["help"]:
-            print(flags.help_text({k: task.text for k, task in tasks.TASKS.items()}))
+            texts = ({k: task.text for k, task in table.items()} for table in _TABLES)
+            print(flags.help_text(*texts))
             return _CONVERGED
-        return _execute(configs.resolve(positional, values, tasks.TASKS))
+        kinds = {k: task.command for table in _TABLES for k, task in table.items()}
+        command = configs.resolve(positional, values, given, kinds)
+        if isinstance(command, Use):
+            return _use(command)
+        assert isinstance(command, Config)
+        return _solve(command)
     except BadInput as error:
-        line = " ".join(str(error).split())
-        print(f"{flags.PROGRAM}: error: {line}", file=sys.stderr)
+        _complain("error", str(error))
         return _BAD_INPUT
 
 
-def _execute(config: Config) -> int:
+def _complain(kind: str, message: str) -> None:
+    line = " ".join(message.split())
+    print(f"{flags.PROGRAM}: {kind}: {line}", file=sys.stderr)
+
+
+def _solve(config: Config) -> int:
+    """A task that solves."""
     if config.out is not None:
-        results.check_directory(config.out)
+        sources = (getattr(config, name) for name in data.Clouds._fields)
+        results.check_directory(config.out, config.task, sources)
     devices.use_cpu(config.cpu_devices)
     with jax.enable_x64(config.dtype == "float64"):
-        clouds = data.load(config)
+        clouds, inputs = data.load(config)
         mesh = devices.make_mesh(config.mesh)
         progress = report.ProgressPrinter(config.progress_seconds)
         print(report.configuration(config, mesh, clouds), flush=True)
         outcome = tasks.perform(config, mesh, clouds, progress)
-        record, arrays = results.collect(config, mesh, clouds, outcome)
+        record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
     print(report.summary(record, outcome.value_name), flush=True)
     if config.out is not None:
-        results.write(config.out, record, arrays)
-        print(f"{'written to':<15}{config.out}")
+        _write(config.out, config.task, record, arrays)
     return _CONVERGED if record["converged"] else _NOT_CONVERGED
+
+
+def _use(use: Use) -> int:
+    """A task that uses the plan of a finished run."""
+    run = saved.read(use.run)
+    inputs = [file.source for file in run.inputs.values()]
+    results.check_directory(use.folder, use.task, [*inputs, use.source])
+    devices.use_cpu(use.cpu_devices)
+    with jax.enable_x64(run.problem.dtype == "float64"):
+        arrays = saved.load(run)
+        numbers, file = data.of_use(use, run.problem.dtype)
+        mesh = devices.make_mesh(use.mesh)
+        print(report.use(use, mesh, run, arrays.clouds, numbers), flush=True)
+        if not run.converged:
+            _complain("warning", report.warning(run))
+        made = uses.perform(use, mesh, run, arrays, numbers)
+    record = results.of_use(use, mesh, run, file, made)
+    print(report.summary_of_use(record), flush=True)
+    _write(use.folder, use.task, record, made.arrays)
+    return _CONVERGED if run.converged else _NOT_CONVERGED
+
+
+def _write(out: str, task: str, record: dict, arrays: dict) -> None:
+    results.write(out, task, record, arrays)
+    print(f"{'written to':<15}{out}")

@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from ott_shard.geometry import DEFAULT_EPSILON
 
-from .config import Config
+from .config import Config, Problem, Use
 from .data import Clouds
+from .saved import Run
 
 # Short runs print no progress.
 _FIRST_LINE_SECONDS = 2.0
@@ -17,14 +19,32 @@ _FIRST_LINE_SECONDS = 2.0
 
 def configuration(config: Config, mesh: Mesh, clouds: Clouds) -> str:
     """One line: what is computed, and where."""
+    epsilon = _epsilon(config)
+    return f"{config.task}: {_problem(config, clouds)}, epsilon {epsilon}, {_on(mesh)}"
+
+
+def use(
+    command: Use, mesh: Mesh, run: Run, clouds: Clouds, numbers: np.ndarray | None
+) -> str:
+    """One line: what is computed of which run, and where."""
+    options = command.options
+    if numbers is not None:
+        options |= {command.file: list(numbers.shape)}
+    told = ", ".join(f"{name} {value}" for name, value in options.items())
+    problem = f"{_problem(run.problem, clouds)}, epsilon {run.problem.epsilon:g}"
+    return f"{command.task}: {told}, of {run.folder} ({problem}), {_on(mesh)}"
+
+
+def _problem(problem: Problem, clouds: Clouds) -> str:
     # Shapes as they are: the library has yet to accept them.
     x, y = (list(points.shape) for points in (clouds.x, clouds.y))
+    return f"x {x}, y {y}, {problem.dtype}, {problem.cost} cost"
+
+
+def _on(mesh: Mesh) -> str:
     rows, cols = mesh.devices.shape
-    return (
-        f"{config.task}: x {x}, y {y}, {config.dtype}, {config.cost} cost, epsilon "
-        f"{_epsilon(config)}, on {mesh.size} {mesh.devices.flat[0].device_kind} "
-        f"device{'s' * (mesh.size > 1)} (mesh {rows}x{cols})"
-    )
+    kind = mesh.devices.flat[0].device_kind
+    return f"on {mesh.size} {kind} device{'s' * (mesh.size > 1)} (mesh {rows}x{cols})"
 
 
 def _epsilon(config: Config) -> str:
@@ -75,9 +95,36 @@ def summary(record: dict[str, Any], value_name: str) -> str:
         "iterations": iterations,
         "epsilon": _number(record["epsilon"]),
         "temp memory": in_mib,
-        "seconds": f"{record['seconds']:.1f} (with compilation)",
-        "stopped": f"{record['status'].lower()}: {record['status_sentence']}",
+        "seconds": _seconds(record),
+        "stopped": _ending(record),
     }
+    return _table(lines)
+
+
+def summary_of_use(record: dict[str, Any]) -> str:
+    """The lines printed at the end, from the record of a use."""
+    lines = {name: str(shape) for name, shape in record["shapes"].items()}
+    return _table(lines | {"seconds": _seconds(record), "its run": _ending(record)})
+
+
+def warning(run: Run) -> str:
+    """One line about a run that had not converged."""
+    status = run.status
+    return (
+        f"--run={run.folder} had not converged ({status.name}: {status.sentence}): its "
+        "plan is used as it is"
+    )
+
+
+def _seconds(record: dict[str, Any]) -> str:
+    return f"{record['seconds']:.1f} (with compilation)"
+
+
+def _ending(record: dict[str, Any]) -> str:
+    return f"{record['status'].lower()}: {record['status_sentence']}"
+
+
+def _table(lines: dict[str, str]) -> str:
     return "\n".join(f"{name:<15}{text}" for name, text in lines.items())
 
 

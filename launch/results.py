@@ -1,4 +1,4 @@
-"""Result files: result.json, potentials and gradients."""
+"""Result files: a record in JSON and arrays, of a run or of a use of one."""
 
 import contextlib
 import importlib.metadata
@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,22 +17,54 @@ from jax.sharding import Mesh
 
 import ott_shard as otts
 
-from .config import Config
-from .data import Clouds
+from . import data, saved
+from .config import Config, Use
+from .data import Clouds, Input
 from .errors import BadInput
+from .saved import Run
 from .tasks import TERMS, Outcome
+from .uses import USES, Made
 
-_RECORD = "result.json"
 _ARRAYS = ("f", "g", "grad_x", "grad_y")
 
 
-def check_directory(out: str) -> None:
-    """Refuse a directory that cannot be written to, before anything is computed."""
+def files_of(task: str) -> list[str]:
+    """The files that a task writes, the record first."""
+    if task in USES:
+        return [f"{task}.json", *(f"{name}.npy" for name in USES[task].names)]
+    return [saved.RECORD, *(f"{name}.npy" for name in _ARRAYS)]
+
+
+def _replaced(directory: Path, task: str) -> list[Path]:
+    """The files that a task replaces or removes: a run leaves no uses of another.
+
+    A file that only has the name of a use's, without its record, is somebody else's.
+    """
+    own = [directory / name for name in files_of(task)]
+    for use in () if task in USES else USES:
+        record, *others = (directory / name for name in files_of(use))
+        if record.exists():
+            own += [record, *others]
+    return own
+
+
+def check_directory(out: str, task: str, inputs: Iterable[str | None]) -> None:
+    """Refuse a directory that cannot be written to, before anything is computed.
+
+    Also one where the results of `task` would replace a file among its `inputs`.
+    """
     path = Path(out).absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
     if not path.is_dir():
         raise BadInput(f"--out={out}: {path} is a file: name a directory")
+    ours = {path.resolve() for path in _replaced(Path(out), task)}
+    for source in filter(None, inputs):
+        if (file := Path(data.split(source)[0])).resolve() in ours:
+            raise BadInput(
+                f"--out={out}: {file} is input, and would be replaced: name another "
+                "directory"
+            )
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
@@ -44,8 +76,12 @@ def _not_writable(out: str, error: OSError) -> BadInput:
     return BadInput(f"--out={out}: not writable ({reason}): name another directory")
 
 
-def collect(
-    config: Config, mesh: Mesh, clouds: Clouds, outcome: Outcome
+def of_run(
+    config: Config,
+    mesh: Mesh,
+    clouds: Clouds,
+    inputs: dict[str, Input],
+    outcome: Outcome,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The record of a run, ready for JSON, and its arrays by file name."""
     main = outcome.terms[0]
@@ -60,9 +96,7 @@ def collect(
         outcome.value_name: float(outcome.value),
         "primal_cost": float(primal),
         "dual_cost": float(dual),
-        "converged": outcome.status is otts.Status.CONVERGED,
-        "status": outcome.status.name,
-        "status_sentence": outcome.status.sentence,
+        **_ending(outcome.status),
         **_histories(outcome),
         "grad_norm": norms,
         "error_floor": max(float(term.error_floor) for term in outcome.terms),
@@ -72,19 +106,57 @@ def collect(
         "tau_a": config.tau_a,
         "tau_b": config.tau_b,
         "threshold": config.threshold,
+        "demo": config.demo,
+        "inputs": {name: file._asdict() for name, file in inputs.items()},
         "n": clouds.x.shape[0],
         "m": clouds.y.shape[0],
         "d": clouds.x.shape[1],
         "dtype": config.dtype,
         "seconds": outcome.seconds,
         "temp_bytes_per_device": outcome.temp_bytes,
+        **_place(mesh),
+    }
+    return _strict(record), arrays
+
+
+def of_use(
+    use: Use, mesh: Mesh, run: Run, numbers: Input | None, made: Made
+) -> dict[str, Any]:
+    """The record of a use of a run, ready for JSON; `numbers` is the file it read."""
+    read = {} if numbers is None else {use.file: numbers._asdict()}
+    options = use.options | {
+        name: getattr(use, name) for name in ("batch_size", "precision")
+    }
+    return {
+        "task": use.task,
+        "run": os.path.abspath(use.run),
+        **_ending(run.status),
+        "inputs": read,
+        "options": {key: v for key, v in options.items() if key not in read},
+        "shapes": {name: list(array.shape) for name, array in made.arrays.items()},
+        "dtype": run.problem.dtype,
+        "seconds": made.seconds,
+        **_place(mesh),
+    }
+
+
+def _ending(status: otts.Status) -> dict[str, Any]:
+    return {
+        "converged": status is otts.Status.CONVERGED,
+        "status": status.name,
+        "status_sentence": status.sentence,
+    }
+
+
+def _place(mesh: Mesh) -> dict[str, Any]:
+    """Where a number was computed, and by what."""
+    return {
         "mesh": "x".join(str(size) for size in mesh.devices.shape),
         "devices": mesh.size,
         "device_kind": mesh.devices.flat[0].device_kind,
         "processes": jax.process_count(),
         "versions": versions(),
     }
-    return _strict(record), arrays
 
 
 @jax.jit
@@ -123,10 +195,12 @@ def _strict(value: Any) -> Any:
     return value
 
 
-def write(out: str, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+def write(
+    out: str, task: str, record: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     """Write record and arrays into the directory `out`, each file whole or not at all.
 
-    The record comes last: where it stands, all files are of the same run.
+    The record comes last: where it stands, all files of the task are of the same run.
 
     Raises:
         BadInput: if the directory cannot be written to after all.
@@ -134,12 +208,12 @@ def write(out: str, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> No
     directory = Path(out)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for stale in (_RECORD, *(f"{name}.npy" for name in _ARRAYS)):
-            (directory / stale).unlink(missing_ok=True)
+        for stale in _replaced(directory, task):
+            stale.unlink(missing_ok=True)
         for name, array in arrays.items():
             with _replacing(directory / f"{name}.npy") as file:
                 np.save(file, array)
-        with _replacing(directory / _RECORD) as file:
+        with _replacing(directory / files_of(task)[0]) as file:
             text = json.dumps(record, indent=2, allow_nan=False)
             file.write(f"{text}\n".encode())
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The tasks. To add one: write a function like those below and enter it in TASKS."""
+"""Tasks that solve. To add one: write a function like those here, enter it in TASKS."""
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 import ott_shard as otts
 from ott_shard.geometry import DEFAULT_EPSILON
 
-from .config import Config
+from .config import Command, Config, Problem
 from .data import Clouds
 from .errors import BadInput
 from .flags import cost_named
@@ -33,11 +34,13 @@ class Task(NamedTuple):
         value_name: the name of the value in a result.
         compute: from run, mesh and clouds to the value, differentiable in the clouds,
             and its terms.
+        command: what it can be told; its fields are the flags that the task takes.
     """
 
     text: str
     value_name: str
     compute: Compute
+    command: type[Config] = Config
 
 
 class Outcome(NamedTuple):
@@ -90,22 +93,34 @@ TASKS = {
 
 
 def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
-    sizes = config.batch_size
     return dict(
-        cost_fn=_cost(config),
+        cost_fn=cost(config),
         **_epsilon(config),
         scale_cost=config.scale_cost,
-        batch_size=sizes[0] if sizes and len(sizes) == 1 else sizes,
-        mesh=mesh,
-        precision=config.precision,
+        **layout(config, mesh),
     )
 
 
-def _cost(config: Config) -> otts.costs.CostFn:
+def cost(problem: Problem) -> otts.costs.CostFn:
+    """The cost of a problem.
+
+    Raises:
+        BadInput: if its numbers are out of range.
+    """
     try:
-        return cost_named(config.cost)
+        return cost_named(problem.cost)
     except ValueError as error:
-        raise BadInput(f"--cost={config.cost}: {error}") from None
+        raise BadInput(f"--cost={problem.cost}: {error}") from None
+
+
+def layout(command: Command, mesh: Mesh) -> dict[str, Any]:
+    """How a `PointCloud` is computed with, whatever its problem."""
+    sizes = command.batch_size
+    return dict(
+        batch_size=sizes[0] if sizes and len(sizes) == 1 else sizes,
+        mesh=mesh,
+        precision=command.precision,
+    )
 
 
 def _epsilon(config: Config) -> dict[str, Any]:
@@ -143,16 +158,23 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, progress: Progress) -> O
     task = TASKS[config.task]
     program = functools.partial(_program, config, task.compute, mesh)
     begun = time.perf_counter()
-    try:
+    with blaming(config):
         result = jax.block_until_ready(program(clouds, progress))
-    except (ValueError, TypeError) as error:
-        if refusal := config.blame(str(error)):
-            raise refusal from None
-        raise
     (value, terms), gradients = result
     seconds = time.perf_counter() - begun
     temp_bytes = _temp_bytes(lambda clouds: program(clouds, None), clouds)
     return Outcome(task.value_name, value, terms, gradients, seconds, temp_bytes)
+
+
+@contextlib.contextmanager
+def blaming(command: Command) -> Iterator[None]:
+    """What the library refuses is bad input, if it came from a flag."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if refusal := command.blame(str(error)):
+            raise refusal from None
+        raise
 
 
 def _program(

@@ -11,7 +11,7 @@ import pytest
 import reference as ref
 
 import ott_shard as otts
-from launch import data, flags, report, results, tasks
+from launch import data, flags, report, results, tasks, uses
 from launch.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -244,13 +244,13 @@ def test_help(capsys):
     """The help names every task and flag, and its examples are accepted."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {task} " in text for task in tasks.TASKS)
-    _, values = flags.parse([])
+    assert all(f"\n  {task} " in text for task in [*tasks.TASKS, *uses.USES])
+    values = flags.parse([]).values
     usages = [line.split()[0] for line in text.splitlines() if line[:4] == "  --"]
     assert {usage.lstrip("-").partition("=")[0] for usage in usages} == values.keys()
-    _, given = flags.parse(usages)
-    assert given["mesh"] == (4, 2)
-    assert given["batch_size"] == (512, 2048)
+    examples = flags.parse(usages).values
+    assert examples["mesh"] == (4, 2)
+    assert examples["batch_size"] == (512, 2048)
 
 
 # -------------------------------------------------------------------------- parts
@@ -287,5 +287,5 @@ def test_failed_write_leaves_no_record(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "save", save)
     arrays = {"f": np.zeros(1), "g": np.zeros(2)}
     with pytest.raises(results.BadInput, match="No space left"):
-        results.write(str(tmp_path), {"n": 1}, arrays)
+        results.write(str(tmp_path), "solve", {"n": 1}, arrays)
     assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]

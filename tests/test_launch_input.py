@@ -149,6 +149,32 @@ CASES = [
     # a second task
     ("divergence --x=hole.npy --y=y.npy", "--x=hole.npy", "NaN", "row 7"),
     (f"divergence {FILES} --grad --b=ones.npy", "--b=ones.npy", "shape (9,)"),
+    # uses of a run (more in test_launch_plan.py, which has one)
+    (solve("--run=run"), "--run is for apply or match or sample or transport, not"),
+    (solve("--v=x.npy"), "--v is for apply, not for solve: leave it out"),
+    (f"divergence {FILES} --k=5", "--k is for match, not for divergence"),
+    (f"divergence {FILES} --backward", "--backward is for transport, not for"),
+    ("apply --v=x.npy", "--run is missing", "apply needs it"),
+    ("apply --run=.", "--v is missing", "apply needs it"),
+    ("match --run=.", "--k is missing"),
+    ("sample --run=.", "--num_pairs is missing"),
+    ("transport --run=.", "--points is missing"),
+    ("match --run=. --k=2 more", "unexpected argument 'more'"),
+    ("match --run=gone --k=2", "--run=gone: no such directory", "the --out of a run"),
+    ("match --run=x.npy --k=2", "--run=x.npy: no such directory"),
+    ("match --run=. --k=2", "--run=.: holds no result.json"),
+    *(
+        (f"{task} --run=. --{flag}", f"--{flag}: must be", form)
+        for task, flag, form in (
+            ("match", "k=0", "an integer from 1"),
+            ("match", "axis=2", "0 or 1"),
+            ("apply", "axis=both", "0 or 1"),
+            ("sample", "num_pairs=0", "an integer from 1 to 2147483647"),
+            ("sample", "method=best", "one of iid, systematic"),
+            ("sample", "seed=-1", "an integer from 0 to 2147483647"),
+            ("transport", "backward=perhaps", "true or false"),
+        )
+    ),
 ]
 
 
