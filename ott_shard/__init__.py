@@ -34,4 +34,4 @@ from ott_shard.solution import SinkhornOutput as SinkhornOutput
 from ott_shard.status import Status as Status
 from ott_shard.units import CostStatistics as CostStatistics
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
