@@ -31,6 +31,7 @@ from ott_shard.potentials import (
 )
 from ott_shard.sinkhorn import solve as solve
 from ott_shard.solution import SinkhornOutput as SinkhornOutput
+from ott_shard.state import Snapshot as Snapshot
 from ott_shard.status import Status as Status
 from ott_shard.units import CostStatistics as CostStatistics
 

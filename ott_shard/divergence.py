@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -18,8 +18,9 @@ from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.potentials import DebiasedPotentials
-from ott_shard.sinkhorn import Limits, Progress, Settings
+from ott_shard.sinkhorn import Progress, Watch
 from ott_shard.solution import SinkhornOutput
+from ott_shard.state import Limits, Settings, Snapshot
 from ott_shard.status import Status
 
 
@@ -92,9 +93,10 @@ def sinkhorn_divergence(
     max_iterations: int = 2000,
     min_iterations: int = 0,
     inner_iterations: int = 10,
-    init: SinkhornDivergenceOutput | None = None,
+    init: SinkhornDivergenceOutput | Mapping[str, Snapshot] | None = None,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> tuple[jax.Array, SinkhornDivergenceOutput]:
     """Sinkhorn divergence between two clouds.
 
@@ -126,10 +128,12 @@ def sinkhorn_divergence(
         max_iterations: of each problem.
         min_iterations: of each problem.
         inner_iterations: iterations between two checks.
-        init: an earlier output, also of other points, that each problem starts from.
+        init: an earlier output, also of other points, that each problem starts from; or
+            a snapshot of each term that goes on, by name.
         implicit_diff: how potentials, and so values twice, are differentiated.
         progress: called with (term, iteration, error, seconds per iteration), where
             term is "xy", "xx" or "yy".
+        watch: called with (term, :class:`Snapshot`).
 
     Returns:
         The divergence, scalar, differentiable as the value of :func:`ott_shard.solve`,
@@ -152,7 +156,7 @@ def sinkhorn_divergence(
         >>> grad(x).shape
         (6, 1)
     """
-    sinkhorn.check(implicit_diff, progress)
+    sinkhorn.check(implicit_diff, progress=progress, watch=watch)
     _checks.choice("static_b", static_b, (False, True))
     earlier = _earlier(init, static_b)
     same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
@@ -187,7 +191,8 @@ def sinkhorn_divergence(
             Settings(limits, implicit_diff, symmetric=same_tau and name != "xy"),
             start=initial.potential(earlier[name], data),
             threshold=threshold,
-            progress=functools.partial(progress, name) if progress else None,
+            term=name,
+            on_check=(progress, watch),
         )
 
     pairs = geom.pairs
@@ -203,19 +208,23 @@ def sinkhorn_divergence(
     return divergence, SinkhornDivergenceOutput(divergence, tuple(outputs))
 
 
-def _earlier(init: Any, static_b: bool) -> dict[str, SinkhornOutput | None]:
+def _earlier(init: Any, static_b: bool) -> dict[str, Any]:
     """What each of the problems starts from."""
+    terms = ("xy", "xx", "yy")
     if init is None:
-        return dict.fromkeys(("xy", "xx", "yy"))
+        return dict.fromkeys(terms)
+    if isinstance(init, Mapping) and set(init) <= set(terms):
+        return {**dict.fromkeys(terms), **init}
     if not isinstance(init, SinkhornDivergenceOutput):
         raise TypeError(
-            f"init must be a SinkhornDivergenceOutput or None, got {init!r}"
+            "init must be a SinkhornDivergenceOutput, or a Snapshot by term, got "
+            f"{init!r}"
         )
     if len(init.outputs) < 3 and not static_b:
         raise ValueError(
             "init must hold a solution of (y, y) unless static_b, got one without"
         )
-    return dict(zip(("xy", "xx", "yy"), init.outputs, strict=False))
+    return dict(zip(terms, init.outputs, strict=False))
 
 
 def _equal(tau_a: Any, tau_b: Any) -> bool:

@@ -10,6 +10,7 @@ from ott_shard import mesh as meshes
 from ott_shard.geometry import PointCloud
 from ott_shard.plan_sums import PlanSums
 from ott_shard.potentials import DualPotentials
+from ott_shard.state import Snapshot
 
 # Resolved geom, padded a and b, tau_a, tau_b: what is to be solved.
 Data = tuple[PointCloud, jax.Array, jax.Array, jax.Array, jax.Array]
@@ -23,8 +24,10 @@ class Initializer(abc.ABC):
         """The first potential of x, without weight, [n padded], split like x."""
 
 
-def potential(init: Any, data: Data) -> jax.Array | None:
+def potential(init: Any, data: Data) -> jax.Array | Snapshot | None:
     """The first potential of x, without weight, [n padded]; None for zeros.
+
+    A snapshot stays one, padded and placed.
 
     Args:
         init: None, (f, g), a plan, potentials as functions, or an initializer.
@@ -33,6 +36,8 @@ def potential(init: Any, data: Data) -> jax.Array | None:
     geom, a, b, *_ = data
     if init is None:
         return None
+    if isinstance(init, Snapshot):
+        return init.placed(geom)
     if isinstance(init, Initializer):
         return jax.lax.stop_gradient(init(data))
     if isinstance(init, PlanSums):
@@ -41,8 +46,8 @@ def potential(init: Any, data: Data) -> jax.Array | None:
         return jax.lax.stop_gradient(at_points(init, geom))
     if not (isinstance(init, tuple | list) and len(init) == 2):
         raise TypeError(
-            "init must be (f, g), a SinkhornOutput, DualPotentials or one of "
-            f"ott_shard.initializers, got {init!r}"
+            "init must be (f, g), a SinkhornOutput, DualPotentials, a Snapshot or one "
+            f"of ott_shard.initializers, got {init!r}"
         )
     f, g = init
     geom.potential("init[1]", g, b, 1)  # it follows from f, but is to be right

@@ -14,7 +14,7 @@ from ott_shard.initial import Data, Initializer, at_points
 from ott_shard.operators import Pairs
 from ott_shard.pairwise import inner
 from ott_shard.potentials import DualPotentials
-from ott_shard.sinkhorn import Limits, Settings
+from ott_shard.state import Limits, Settings
 
 
 @register_dataclass

@@ -130,6 +130,8 @@ def place(
     a trace the layout is asked of the compiler.
     """
     missing = padded_size(x.shape[0], mesh) - x.shape[0]
+    if isinstance(x, np.ndarray) and not _split(mesh, axes).is_fully_addressable:
+        return _own_rows(x, x.shape[0] + missing, _split(mesh, axes), pad)
     if missing:
         padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
         # NumPy arrays are padded on the host, so that they go straight to their shards.
@@ -137,6 +139,21 @@ def place(
     if _checks.concrete(x) is not None:
         return jax.device_put(x, _split(mesh, axes))
     return jax.lax.with_sharding_constraint(x, _split(mesh, axes))
+
+
+def _own_rows(x: np.ndarray, size: int, split: NamedSharding, pad: str) -> jax.Array:
+    """`x` padded to `size` rows, of which each process reads its own; all have it."""
+
+    def rows(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(size)
+        own = np.asarray(x[start : min(stop, len(x))])
+        if stop <= len(x):
+            return own
+        last = x[-1:] if pad == "edge" else np.zeros_like(x[-1:])
+        extra = stop - max(start, len(x))
+        return np.concatenate([own, np.repeat(last, extra, axis=0)])
+
+    return jax.make_array_from_callback((size, *x.shape[1:]), split, rows)
 
 
 def unpad(x: jax.Array, n: int) -> jax.Array:

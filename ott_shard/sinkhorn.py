@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,86 +22,15 @@ from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.problem import Found, Problem
 from ott_shard.solution import SinkhornOutput
+from ott_shard.state import Limits, Settings, Snapshot, State
 from ott_shard.status import Status
 
 Progress = Callable[[str, int, float, float], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """When to check the error and when to stop; static under jit."""
-
-    max_iterations: int = 2000
-    min_iterations: int = 0
-    inner_iterations: int = 10
-
-    def __post_init__(self):
-        for name, low in (
-            ("max_iterations", 1),
-            ("min_iterations", 0),
-            ("inner_iterations", 1),
-        ):
-            value = _checks.integer(name, getattr(self, name), at_least=low)
-            object.__setattr__(self, name, value)
-        if self.min_iterations > self.max_iterations:
-            raise ValueError(
-                f"min_iterations must be at most max_iterations = {self.max_iterations}"
-                f", got {self.min_iterations}"
-            )
-
-    @property
-    def checks(self) -> int:
-        """The most checks of the error that there may be."""
-        return -(-self.max_iterations // self.inner_iterations)
-
-
-class Settings(NamedTuple):
-    """What is static about a run.
-
-    Attributes:
-        limits: when to check and when to stop.
-        implicit_diff: how potentials are differentiated; None: through the iteration.
-        symmetric: both clouds, weights and taus are the same: then f = g and half steps
-            towards the one fixed point converge in a few iterations (Feydy et al.,
-            Interpolating between optimal transport and MMD using Sinkhorn divergences,
-            2019).
-    """
-
-    limits: Limits
-    implicit_diff: ImplicitDiff | None
-    symmetric: bool = False
+Watch = Callable[[str, Snapshot], None]
 
 
 # So many checks without a smaller error, at the level of rounding, are a stall.
 _PATIENCE = 10
-
-
-class State(NamedTuple):
-    """Where the iteration is.
-
-    Attributes:
-        phi: [n padded].
-        psi: [m padded].
-        transform: [m padded], the c-transform of phi.
-        iteration: how many are done.
-        error: of the marginal, at the last check.
-        errors: at all checks.
-        size: of the numbers that costs are computed from.
-        floor: the error that rounding makes besides, about.
-        lowest: the smallest error at the target epsilon.
-        stale: how many checks ago that was.
-    """
-
-    phi: jax.Array
-    psi: jax.Array
-    transform: jax.Array
-    iteration: jax.Array
-    error: jax.Array
-    errors: jax.Array
-    size: jax.Array
-    floor: jax.Array
-    lowest: jax.Array
-    stale: jax.Array
 
 
 def solve(
@@ -118,6 +47,7 @@ def solve(
     init: Any = None,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> SinkhornOutput:
     """Entropic optimal transport between the two clouds of a geometry.
 
@@ -138,7 +68,8 @@ def solve(
         init: where to start. None: f = 0. (f, g), [n] and [m]: from f. An earlier
             `SinkhornOutput` or `DualPotentials`, also of other points (the next
             mini-batch), numbers, epsilon or scale: from its f at these x, by one pass.
-            Or one of :mod:`ott_shard.initializers`. Constant to differentiation.
+            One of :mod:`ott_shard.initializers`. A `Snapshot`: goes on from there.
+            Constant to differentiation.
         implicit_diff: how derivatives of potentials and of the plan, and all second
             derivatives, are computed: by a linear system at the solution. None: through
             all iterations, up to where they stopped, in reverse mode with memory for
@@ -147,6 +78,8 @@ def solve(
         progress: called on the host at every check with ("xy", iteration, error,
             seconds per iteration, which for the first check includes compilation). The
             numbers are the same with and without; not available inside jit.
+        watch: called on the host at every check with ("xy", a :class:`Snapshot`), to
+            keep one; what it raises ends the run. Not available inside jit.
 
     Returns:
         A :class:`SinkhornOutput`, differentiable with respect to points, weights,
@@ -178,7 +111,7 @@ def solve(
             f"geom must be a PointCloud, got {type(geom).__name__}: "
             "solve(ott_shard.PointCloud(x, y), ...)"
         )
-    check(implicit_diff, progress)
+    check(implicit_diff, progress=progress, watch=watch)
     settings = Settings(
         Limits(max_iterations, min_iterations, inner_iterations), implicit_diff
     )
@@ -192,23 +125,25 @@ def solve(
         settings,
         start=initial.potential(init, data),
         threshold=_checks.scalar("threshold", threshold, dtype=geom.dtype),
-        progress=functools.partial(progress, "xy") if progress else None,
+        term="xy",
+        on_check=(progress, watch),
     )
 
 
-def check(implicit_diff: Any, progress: Any) -> None:
+def check(implicit_diff: Any, **callbacks: Any) -> None:
     """Refuse what is not a way to differentiate, or to report."""
     if not isinstance(implicit_diff, ImplicitDiff | None):
         raise TypeError(
             "implicit_diff must be an ott_shard.ImplicitDiff, or None to differentiate "
             f"through the iterations, got {implicit_diff!r}"
         )
-    _checks.optional_callable("progress", progress)
-    if progress and implicit_diff is None:
-        raise ValueError(
-            f"progress must be None with implicit_diff=None, got {progress}: what is "
-            "reported on its way cannot be differentiated through"
-        )
+    for name, callback in callbacks.items():
+        _checks.optional_callable(name, callback)
+        if callback and implicit_diff is None:
+            raise ValueError(
+                f"{name} must be None with implicit_diff=None, got {callback}: what is "
+                "reported on its way cannot be differentiated through"
+            )
 
 
 def run(
@@ -216,23 +151,29 @@ def run(
     settings: Settings,
     *,
     threshold: jax.Array,
-    start: jax.Array | None = None,
-    progress: Callable[[int, float, float], None] | None = None,
+    start: jax.Array | Snapshot | None = None,
+    term: str = "",
+    on_check: tuple[Progress | None, Watch | None] = (None, None),
 ) -> SinkhornOutput:
     """Solve for checked, placed (resolved geom, a, b, tau_a, tau_b), from phi."""
-    if progress is None:
+    progress, watch = on_check
+    if not (progress or watch):
         return _run(data, threshold, start, settings)
     problem, state = _start(lax.stop_gradient(data), start, settings)
     if _checks.concrete(state.error) is None:
         raise TypeError(
-            f"progress must be None inside jit and vmap, got {progress}: leave it out"
+            f"{'progress' if progress else 'watch'} must be None inside jit and vmap, "
+            f"got {progress or watch}: leave it out"
         )
     while bool(_unfinished(problem, state, threshold, settings.limits)):
         begun, before = time.perf_counter(), int(state.iteration)
         state = _advance(problem, state, settings)
         error, iteration = float(state.error), int(state.iteration)
         pace = (time.perf_counter() - begun) / (iteration - before)
-        progress(iteration, error, pace)
+        if progress:
+            progress(term, iteration, error, pace)
+        if watch:
+            watch(term, Snapshot.of(state, data[0]))
     return _finish(data, state, threshold, settings)
 
 
@@ -268,6 +209,8 @@ def _pose(data) -> Problem:
 @functools.partial(jax.jit, static_argnums=2)
 def _start(data, start, settings: Settings) -> tuple[Problem, State]:
     problem, limits = _pose(data), settings.limits
+    if isinstance(start, Snapshot):
+        return problem, _resumed(problem, start, limits)
     phi = jnp.zeros_like(problem.a) if start is None else start
     psi = jnp.zeros_like(problem.b)
     if settings.symmetric and start is not None:
@@ -284,6 +227,17 @@ def _start(data, start, settings: Settings) -> tuple[Problem, State]:
         floor=unknown,
         lowest=unknown,
         stale=jnp.int32(0),
+    )
+
+
+def _resumed(problem: Problem, known: Snapshot, limits: Limits) -> State:
+    """The state that a snapshot is of."""
+    own = known._asdict() | {"errors": known.history(limits.checks)}
+    before = jnp.maximum(known.iteration - 1, 0)
+    return State(
+        **own,
+        transform=_at(problem, before, limits).to_cols(known.phi),
+        size=operators.cost_size(problem.pairs, problem.a, problem.b),
     )
 
 

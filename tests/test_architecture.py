@@ -19,7 +19,7 @@ LAYERS = [
     ["geometry"],
     ["problem"],
     ["implicit", "potentials", "sampling", "matching"],
-    ["objective"],
+    ["objective", "state"],
     ["plan_sums"],
     ["plan"],
     ["solution", "initial"],

@@ -181,3 +181,53 @@ def test_more_bad_starts():
     for options, word in ((dict(size=0), "size"), (dict(size=3, seed=-1), "seed")):
         with pytest.raises(ValueError, match=f"{word} must be at least"):
             initializers.Subsample(**options)
+
+
+def test_a_snapshot_goes_on(mesh, dtype):
+    """From the middle, on another mesh, kept as NumPy: as if nothing had happened."""
+    p, tol = ref.problem(13, 21, dtype=dtype), 1e-5 if dtype == np.float32 else 1e-12
+    x, y, a, b = p.cast(dtype)
+    kept = []
+    options = dict(threshold=1e-4, inner_iterations=3, tau_a=0.9)
+
+    def solve(mesh, **more):
+        epsilon = otts.Epsilon(0.05, init=1.0, decay=0.8)
+        geom = otts.PointCloud(x, y, epsilon=epsilon, mesh=mesh, batch_size=(4, 7))
+        return otts.solve(geom, a, b, **options, **more)
+
+    whole = solve(mesh, watch=lambda term, now: kept.append(jax.device_get(now)))
+    assert len(kept) == len(np.asarray(whole.errors)[whole.errors != -1]) > 3
+    again = solve(otts.make_mesh(2, 1), init=kept[1])
+    assert int(again.n_iters) == int(whole.n_iters)
+    assert again.status == whole.status
+    for name in ("f", "g", "reg_ot_cost", "errors"):
+        ref.assert_close(getattr(again, name), getattr(whole, name), 10 * tol, name)
+    ended = solve(otts.make_mesh(2, 1), init=kept[-1], max_iterations=60)
+    assert int(ended.n_iters) == int(whole.n_iters)
+
+
+@pytest.mark.wide
+def test_snapshots_of_a_divergence():
+    x, y = clouds(60, 50)
+    options = dict(epsilon=0.3, mesh=otts.make_mesh(4, 2), inner_iterations=2)
+    kept = {}
+
+    def stop(term, now):
+        kept[term] = jax.device_get(now)
+        if term == "xx":
+            raise KeyboardInterrupt
+
+    value, _ = otts.sinkhorn_divergence(x, y, **options)
+    with pytest.raises(KeyboardInterrupt):
+        otts.sinkhorn_divergence(x, y, watch=stop, **options)
+    assert set(kept) == {"xy", "xx"}
+    again, _ = otts.sinkhorn_divergence(x, y, init=kept, **options)
+    np.testing.assert_allclose(again, value, rtol=1e-5)
+
+
+def test_a_snapshot_of_another_problem():
+    x, y = clouds(5, 4)
+    kept = []
+    solve(x, y, watch=lambda term, now: kept.append(now))
+    with pytest.raises(ValueError, match=r"init.phi must have shape \(6,\), got"):
+        solve(*clouds(6, 4), init=kept[0])

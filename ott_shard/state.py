@@ -1,0 +1,146 @@
+"""Where an iteration is, and when it is to stop."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ott_shard import _checks, mesh as meshes
+from ott_shard.geometry import PointCloud
+from ott_shard.implicit import ImplicitDiff
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When to check the error and when to stop; static under jit."""
+
+    max_iterations: int = 2000
+    min_iterations: int = 0
+    inner_iterations: int = 10
+
+    def __post_init__(self):
+        for name, low in (
+            ("max_iterations", 1),
+            ("min_iterations", 0),
+            ("inner_iterations", 1),
+        ):
+            value = _checks.integer(name, getattr(self, name), at_least=low)
+            object.__setattr__(self, name, value)
+        if self.min_iterations > self.max_iterations:
+            raise ValueError(
+                f"min_iterations must be at most max_iterations = {self.max_iterations}"
+                f", got {self.min_iterations}"
+            )
+
+    @property
+    def checks(self) -> int:
+        """The most checks of the error that there may be."""
+        return -(-self.max_iterations // self.inner_iterations)
+
+
+class Settings(NamedTuple):
+    """What is static about a run.
+
+    Attributes:
+        limits: when to check and when to stop.
+        implicit_diff: how potentials are differentiated; None: through the iteration.
+        symmetric: both clouds, weights and taus are the same: then f = g and half steps
+            towards the one fixed point converge in a few iterations (Feydy et al.,
+            Interpolating between optimal transport and MMD using Sinkhorn divergences,
+            2019).
+    """
+
+    limits: Limits
+    implicit_diff: ImplicitDiff | None
+    symmetric: bool = False
+
+
+class State(NamedTuple):
+    """Where the iteration is.
+
+    Attributes:
+        phi: [n padded].
+        psi: [m padded].
+        transform: [m padded], the c-transform of phi.
+        iteration: how many are done.
+        error: of the marginal, at the last check.
+        errors: at all checks.
+        size: of the numbers that costs are computed from.
+        floor: the error that rounding makes besides, about.
+        lowest: the smallest error at the target epsilon.
+        stale: how many checks ago that was.
+    """
+
+    phi: jax.Array
+    psi: jax.Array
+    transform: jax.Array
+    iteration: jax.Array
+    error: jax.Array
+    errors: jax.Array
+    size: jax.Array
+    floor: jax.Array
+    lowest: jax.Array
+    stale: jax.Array
+
+
+class Snapshot(NamedTuple):
+    """A state to go on from: what ``solve(..., watch=)`` shows at every check.
+
+    ``solve(..., init=snapshot)`` of the same problem, on any mesh, does what the
+    interrupted solution would have done. A pytree; to keep one, turn its leaves into
+    NumPy arrays.
+
+    Attributes:
+        phi: [n], f - epsilon log a.
+        psi: [m].
+        iteration: how many are done.
+        error: of the marginal, at the last check.
+        errors: at all checks, -1 for those to come.
+        floor: the error that rounding makes besides, about.
+        lowest: the smallest error at the target epsilon.
+        stale: how many checks ago that was.
+    """
+
+    phi: jax.Array
+    psi: jax.Array
+    iteration: jax.Array
+    error: jax.Array
+    errors: jax.Array
+    floor: jax.Array
+    lowest: jax.Array
+    stale: jax.Array
+
+    @classmethod
+    def of(cls, state: State, geom: PointCloud) -> "Snapshot":
+        """Without padding, and without what can be computed again."""
+        fields = {name: getattr(state, name) for name in cls._fields}
+        fields["phi"] = meshes.unpad(state.phi, geom.n)
+        fields["psi"] = meshes.unpad(state.psi, geom.m)
+        return cls(**fields)
+
+    def placed(self, geom: PointCloud) -> "Snapshot":
+        """Padded and placed for a geometry.
+
+        Raises:
+            ValueError: if it is of other numbers of points.
+        """
+        pairs = geom.pairs
+        ends = {}
+        for name, size, axes in (
+            ("phi", geom.n, pairs.row_axes),
+            ("psi", geom.m, pairs.col_axes),
+        ):
+            potential = _checks.real_array(f"init.{name}", getattr(self, name))
+            if potential.shape != (size,):
+                raise ValueError(
+                    f"init.{name} must have shape ({size},), got {potential.shape}: a "
+                    "snapshot is of one problem; for another give its f and g"
+                )
+            ends[name] = meshes.place(potential.astype(geom.dtype), geom.mesh, axes)
+        return self._replace(**ends)
+
+    def history(self, checks: int) -> jax.Array:
+        """The errors for a run of so many checks."""
+        known = jnp.asarray(self.errors)[:checks]
+        return jnp.full(checks, -1, known.dtype).at[: len(known)].set(known)
