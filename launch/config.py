@@ -84,7 +84,29 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(Problem, Command):
+class Job:
+    """The processes of a run, and what becomes of it if it ends too early.
+
+    Attributes:
+        local_processes: so many, on this machine; None: this one.
+        watchdog_seconds: a process in which nothing moves for so long ends; 0: never.
+        checkpoint_seconds: between two checkpoints.
+        checkpoint_checks: so many checks of the error; None: by time alone.
+    """
+
+    coordinator_address: str | None
+    num_processes: int | None
+    process_id: int | None
+    local_device_ids: tuple[int, ...] | None
+    local_processes: int | None
+    start_seconds: int
+    watchdog_seconds: float
+    checkpoint_seconds: float
+    checkpoint_checks: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Problem, Job, Command):
     """One run: a problem, and how to solve it."""
 
     epsilon_init: float | None
@@ -105,6 +127,37 @@ class Config(Problem, Command):
         if config.demo and config.n is None:
             config = dataclasses.replace(config, n=_DEMO_SIZE)
         return config
+
+    @classmethod
+    def kept(cls, fields: Mapping[str, Any], resume: "Resume") -> Self:
+        """The run whose fields a checkpoint has, with devices and processes of now."""
+        known = {name: fields[name] for name in cls.flags() if name in fields}
+        now = {name: getattr(resume, name) for name in Resume.flags() if name != "run"}
+        own = {"out": resume.run, "task": fields["task"]}
+        return cls(**{**known, **now, **own})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume(Job, Command):
+    """A run that ended too early and is to go on.
+
+    Attributes:
+        run: the folder of the run.
+    """
+
+    run: str
+
+    @classmethod
+    def of(cls, task: str, values: Mapping[str, Any]) -> Self:
+        """Its results go to the folder of the run."""
+        if values["run"] is None:
+            raise BadInput("--run is missing: resume needs it (see --help)")
+        if values["out"] is not None:
+            raise BadInput(
+                f"--out={values['out']}: results go to the folder of the run: leave it "
+                "out"
+            )
+        return super().of(task, values)
 
 
 def _check_source(flags: Mapping[str, Any]) -> None:

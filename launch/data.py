@@ -1,5 +1,6 @@
 """Clouds and weights from files, and the demo clouds."""
 
+import functools
 import os
 import zipfile
 import zlib
@@ -9,6 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+
+from ott_shard import mesh as meshes
 
 from .config import Problem, Use
 from .errors import BadInput
@@ -17,13 +21,16 @@ from .errors import BadInput
 _PIECES, _PIECE = 64, 2**16
 
 
+Array = np.ndarray | jax.Array
+
+
 class Clouds(NamedTuple):
     """Two clouds and their weights, on the host; None for uniform weights."""
 
-    x: np.ndarray
-    y: np.ndarray
-    a: np.ndarray | None
-    b: np.ndarray | None
+    x: Array
+    y: Array
+    a: Array | None
+    b: Array | None
 
 
 class Input(NamedTuple):
@@ -51,16 +58,46 @@ def load(problem: Problem) -> tuple[Clouds, dict[str, Input]]:
         BadInput: if a file cannot be read.
     """
     arrays, inputs = {}, {}
+    # Of several processes each casts its own rows, and reads no others.
+    dtype = problem.dtype if jax.process_count() == 1 else None
     for name in Clouds._fields:
         if (source := getattr(problem, name)) is not None:
-            found = read(f"--{name}={source}", source, problem.dtype)
-            arrays[name], inputs[name] = found
+            arrays[name], inputs[name] = read(f"--{name}={source}", source, dtype)
     if problem.demo:
         assert problem.n is not None
         points = (np.asarray(cloud, problem.dtype) for cloud in discs(problem.n))
         arrays |= zip("xy", points, strict=True)
     x, y = arrays["x"], arrays["y"]
     return Clouds(x, y, arrays.get("a"), arrays.get("b")), inputs
+
+
+def spread(clouds: Clouds, mesh: Mesh, dtype: str) -> Clouds:
+    """The same on the devices of all processes, each of which reads its own rows.
+
+    Padded to a whole number of rows on each device, with points of weight 0; weights
+    are then those of all points.
+
+    Raises:
+        BadInput: if the shapes do not fit together, which the library cannot see.
+    """
+    x, y, a, b = clouds
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in x.shape + y.shape:
+        raise BadInput(
+            f"--x --y: x and y must be [n, d] and [m, d], got {x.shape} and {y.shape}"
+        )
+    axes, placed = meshes.axes_of(mesh), []
+    for name, points, weights, own in zip("ab", (x, y), (a, b), axes, strict=True):
+        if weights is not None and weights.shape != (len(points),):
+            raise BadInput(
+                f"--{name}: must have shape ({len(points)},), one weight for each "
+                f"point, got {weights.shape}"
+            )
+        if weights is None:
+            weights = np.full(len(points), 1 / len(points))
+        rows = functools.partial(meshes.place, mesh=mesh, axes=own, dtype=dtype)
+        placed.append((rows(points), rows(weights, pad="constant")))
+    (x, a), (y, b) = placed
+    return Clouds(x, y, a, b)
 
 
 def of_use(use: Use, dtype: str) -> tuple[np.ndarray | None, Input | None]:
@@ -92,7 +129,7 @@ def _disc(radius: float, n: int, key: jax.Array) -> jax.Array:
     return jnp.stack((r * jnp.cos(angle), r * jnp.sin(angle)), axis=1)
 
 
-def read(subject: str, source: str, dtype: str) -> tuple[np.ndarray, Input]:
+def read(subject: str, source: str, dtype: str | None) -> tuple[np.ndarray, Input]:
     """The array in a file, in `dtype` if it holds real numbers, and the file.
 
     Raises:
@@ -115,7 +152,7 @@ def read(subject: str, source: str, dtype: str) -> tuple[np.ndarray, Input]:
     except KeyError as error:
         raise BadInput(f"{subject}: {error.args[0]}") from None
     described = _describe(source, array)
-    if array.dtype.kind in "fiub":
+    if dtype and array.dtype.kind in "fiub":
         with np.errstate(over="ignore"):  # an inf made here is refused later
             array = array.astype(dtype, copy=False)
     return array, described

@@ -119,6 +119,11 @@ _SCALE = Checked(
     _scale,
     lambda value: isinstance(value, str) or 0 < value < math.inf,
 )
+_IDS = Checked(
+    "numbers, such as 0,1",
+    lambda text: tuple(int(part) for part in text.split(",")),
+    lambda ids: min(ids) >= 0 and len(set(ids)) == len(ids),
+)
 _AXIS = Checked("0 or 1", int, lambda value: value in (0, 1))
 MESH = Checked("rows x cols, such as 4x2", sizes, lambda s: len(s) == 2 and min(s) > 0)
 TILE = Checked(
@@ -210,6 +215,36 @@ _OF_USES = (
     Flag("points", "new.npy", TEXT, None, "transport: new points of x [n', d]"),
     Flag("backward", "", SWITCH, False, "transport: new points of y, to x"),
 )
+_OF_JOBS = (
+    Flag(
+        *("coordinator_address", "node0:1234", TEXT, None),
+        "several processes: where process 0 is to be reached (by SLURM, Open MPI or "
+        "Kubernetes, where one of these started them)",
+    ),
+    Flag("num_processes", "4", count(1), None, "several processes: how many"),
+    Flag("process_id", "0", count(0), None, "several processes: which one this is"),
+    Flag(
+        *("local_device_ids", "0,1", _IDS, None),
+        "the devices of this process (all, or what the cluster gives it)",
+    ),
+    Flag(
+        *("local_processes", "2", count(1), None),
+        "start so many processes on this machine, to rehearse a job of several",
+    ),
+    Flag("start_seconds", "60", count(1), 300, "for all processes to come together"),
+    Flag(
+        *("watchdog_seconds", "60", _DURATION, 600.0),
+        "a process of several in which nothing moves for so long ends; 0: never",
+    ),
+    Flag(
+        *("checkpoint_seconds", "60", _DURATION, 600.0),
+        "time between two checkpoints in --out, from which resume goes on",
+    ),
+    Flag(
+        *("checkpoint_checks", "10", count(1), None),
+        "a checkpoint after every so many checks of the error too",
+    ),
+)
 _OF_ALL = (
     Flag(
         *("out", "DIR", TEXT, None),
@@ -231,7 +266,7 @@ _OF_ALL = (
     ),
     Flag("help", "", SWITCH, False, "print this and exit"),
 )
-FLAGS = (*_OF_PROBLEMS, *_OF_USES, *_OF_ALL)
+FLAGS = (*_OF_PROBLEMS, *_OF_JOBS, *_OF_USES, *_OF_ALL)
 
 
 class Parsed(NamedTuple):
@@ -284,6 +319,9 @@ def checked(name: str, value: Any) -> Any:
     return flag.parser.parse(str(value))  # the text of a float is exact
 
 
+_RESUME = "go on with a run that ended too early, from the checkpoint in --run=DIR"
+
+
 def help_text(solving: Mapping[str, str], using: Mapping[str, str]) -> str:
     """What --help prints, for tasks given as name: sentence."""
     parts = [
@@ -291,16 +329,23 @@ def help_text(solving: Mapping[str, str], using: Mapping[str, str]) -> str:
             f"{PROGRAM} {'|'.join(solving)} --x=x.npy --y=y.npy [flags]",
             f"{PROGRAM} {'|'.join(using)} --run=DIR [flags]",
         ],
-        ["Tasks", *_tasks_text(solving)],
+        ["Tasks", *_tasks_text({**solving, "resume": _RESUME})],
         ["Tasks that use a finished run, in its folder", *_tasks_text(using)],
         [
             f"Flags of {' and '.join(solving)}, with an example (and what holds "
             "without)",
             *table_text(_OF_PROBLEMS),
         ],
+        [
+            "Flags of these and of resume: processes and checkpoints",
+            *table_text(_OF_JOBS),
+        ],
         ["Flags of tasks that use a run", *table_text(_OF_USES)],
         ["Flags of all tasks", *table_text(_OF_ALL)],
-        ["Exit codes: 0 converged, 2 bad input, 3 not converged (also: the run used)."],
+        [
+            "Exit codes: 0 converged, 2 bad input, 3 not converged (or the run used),",
+            "5 another process was lost, 6 interrupted, with a checkpoint.",
+        ],
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 

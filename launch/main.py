@@ -10,14 +10,15 @@ from . import (
     data,
     devices,
     flags,
+    job,
     report,
     results,
     saved,
     tasks,
     uses,
 )
-from .config import Config, Use
-from .errors import BadInput
+from .config import Config, Resume, Use
+from .errors import BadInput, Elsewhere
 
 _CONVERGED, _BAD_INPUT, _NOT_CONVERGED = 0, 2, 3
 _TABLES = (tasks.TASKS, uses.USES)
@@ -42,11 +43,14 @@ def main(argv: Sequence[str]) -> int:
             print(flags.help_text(*texts))
             return _CONVERGED
         kinds = {k: task.command for table in _TABLES for k, task in table.items()}
+        kinds = {**kinds, "resume": Resume}
         command = configs.resolve(positional, values, given, kinds)
         if isinstance(command, Use):
             return _use(command)
-        assert isinstance(command, Config)
-        return _solve(command)
+        assert isinstance(command, Config | Resume)
+        return job.run(command, argv)
+    except Elsewhere:
+        return _BAD_INPUT
     except BadInput as error:
         _complain("error", str(error))
         return _BAD_INPUT
@@ -55,25 +59,6 @@ def main(argv: Sequence[str]) -> int:
 def _complain(kind: str, message: str) -> None:
     line = " ".join(message.split())
     print(f"{flags.PROGRAM}: {kind}: {line}", file=sys.stderr)
-
-
-def _solve(config: Config) -> int:
-    """A task that solves."""
-    if config.out is not None:
-        sources = (getattr(config, name) for name in data.Clouds._fields)
-        results.check_directory(config.out, config.task, sources)
-    devices.use_cpu(config.cpu_devices)
-    with jax.enable_x64(config.dtype == "float64"):
-        clouds, inputs = data.load(config)
-        mesh = devices.make_mesh(config.mesh)
-        progress = report.ProgressPrinter(config.progress_seconds)
-        print(report.configuration(config, mesh, clouds), flush=True)
-        outcome = tasks.perform(config, mesh, clouds, progress)
-        record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
-    print(report.summary(record, outcome.value_name), flush=True)
-    if config.out is not None:
-        _write(config.out, config.task, record, arrays)
-    return _CONVERGED if record["converged"] else _NOT_CONVERGED
 
 
 def _use(use: Use) -> int:

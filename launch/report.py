@@ -1,5 +1,6 @@
 """What the command prints on the way."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,9 +62,13 @@ def _epsilon(config: Config) -> str:
 class ProgressPrinter:
     """Prints a line at a check if the last one is long enough ago."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self._seconds, self._clock = seconds, clock
-        self._next = clock() + min(seconds, _FIRST_LINE_SECONDS)
+    def __init__(
+        self, seconds: float | None, clock: Callable[[], float] = time.monotonic
+    ):
+        # None: another process prints.
+        self._seconds, self._clock = math.inf if seconds is None else seconds, clock
+        silent = math.inf if seconds is None else min(seconds, _FIRST_LINE_SECONDS)
+        self._next = clock() + silent
 
     def __call__(
         self, term: str, iteration: int, error: float, seconds_per_iteration: float

@@ -7,12 +7,14 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 import ott_shard as otts
@@ -26,6 +28,13 @@ from .tasks import TERMS, Outcome
 from .uses import USES, Made
 
 _ARRAYS = ("f", "g", "grad_x", "grad_y")
+
+
+class Rows(NamedTuple):
+    """An array of which the first `size` rows are somebody's; others are padding."""
+
+    array: jax.Array | np.ndarray
+    size: int
 
 
 def files_of(task: str) -> list[str]:
@@ -82,15 +91,16 @@ def of_run(
     clouds: Clouds,
     inputs: dict[str, Input],
     outcome: Outcome,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[dict[str, Any], dict[str, Rows]]:
     """The record of a run, ready for JSON, and its arrays by file name."""
     main = outcome.terms[0]
     primal, dual, f, g = _details(main)
-    arrays, norms = {"f": np.asarray(f), "g": np.asarray(g)}, None
+    sizes, norms = (len(clouds.x), len(clouds.y)), None
+    arrays = {"f": Rows(f, sizes[0]), "g": Rows(g, sizes[1])}
     if outcome.gradients:
-        gradients = [np.asarray(gradient) for gradient in outcome.gradients]
-        arrays |= dict(zip(("grad_x", "grad_y"), gradients, strict=True))
-        norms = [float(np.linalg.norm(gradient)) for gradient in gradients]
+        for name, array, size in zip("xy", outcome.gradients, sizes, strict=True):
+            arrays[f"grad_{name}"] = Rows(array, size)
+        norms = [float(norm) for norm in _norms(outcome.gradients)]
     record = {
         "task": config.task,
         outcome.value_name: float(outcome.value),
@@ -164,6 +174,11 @@ def _details(out: otts.SinkhornOutput) -> tuple[jax.Array, ...]:
     return out.primal_cost, out.dual_cost, out.f, out.g
 
 
+@jax.jit
+def _norms(arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return [jnp.sqrt(jnp.sum(jnp.square(array))) for array in arrays]
+
+
 def _histories(outcome: Outcome) -> dict[str, Any]:
     """n_iters and errors at the checks made: of the only term, or of all in a list."""
     n_iters = [int(term.n_iters) for term in outcome.terms]
@@ -196,11 +211,13 @@ def _strict(value: Any) -> Any:
 
 
 def write(
-    out: str, task: str, record: dict[str, Any], arrays: dict[str, np.ndarray]
+    out: str, task: str, record: dict[str, Any], arrays: Mapping[str, Rows | np.ndarray]
 ) -> None:
     """Write record and arrays into the directory `out`, each file whole or not at all.
 
     The record comes last: where it stands, all files of the task are of the same run.
+    All processes call it, and each writes the rows that it has; to a folder that all of
+    them see.
 
     Raises:
         BadInput: if the directory cannot be written to after all.
@@ -208,20 +225,45 @@ def write(
     directory = Path(out)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for stale in _replaced(directory, task):
-            stale.unlink(missing_ok=True)
+        if jax.process_index() == 0:
+            for stale in _replaced(directory, task):
+                stale.unlink(missing_ok=True)
         for name, array in arrays.items():
-            with _replacing(directory / f"{name}.npy") as file:
-                np.save(file, array)
-        with _replacing(directory / files_of(task)[0]) as file:
-            text = json.dumps(record, indent=2, allow_nan=False)
-            file.write(f"{text}\n".encode())
+            rows = array if isinstance(array, Rows) else Rows(array, len(array))
+            _save(directory / f"{name}.npy", rows)
+        if jax.process_index() == 0:
+            with replacing(directory / files_of(task)[0]) as file:
+                text = json.dumps(record, indent=2, allow_nan=False)
+                file.write(f"{text}\n".encode())
     except OSError as error:
         raise _not_writable(out, error) from None
 
 
+def _save(path: Path, rows: Rows) -> None:
+    """One .npy file, to which each process writes the rows that it has."""
+    array, size = rows
+    if isinstance(array, np.ndarray) or array.is_fully_addressable:
+        with replacing(path) as file:
+            np.save(file, np.asarray(array)[:size])
+        return
+    part, first = path.with_name(f".{path.name}.part"), jax.process_index() == 0
+    shape = (size, *array.shape[1:])
+    if first:
+        np.lib.format.open_memmap(part, "w+", array.dtype, shape).flush()
+    multihost_utils.sync_global_devices(f"{path.name} begun")
+    file = np.lib.format.open_memmap(part, "r+")
+    for shard in array.addressable_shards:
+        start, stop, _ = shard.index[0].indices(array.shape[0])
+        if shard.replica_id == 0 and start < size:
+            file[start : min(stop, size)] = np.asarray(shard.data)[: size - start]
+    file.flush()
+    multihost_utils.sync_global_devices(f"{path.name} written")
+    if first:
+        part.replace(path)
+
+
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes its place at `path` when it is complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

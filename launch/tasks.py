@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +17,24 @@ from .data import Clouds
 from .errors import BadInput
 from .flags import cost_named
 
-Progress = Callable[[str, int, float, float], None]
+
+class Hooks(NamedTuple):
+    """What is called at every check of a solution, and where it starts.
+
+    Attributes:
+        progress: see `ott_shard.solve`.
+        watch: likewise.
+        known: the snapshot that a term goes on from, by its name.
+    """
+
+    progress: Callable[[str, int, float, float], None] | None = None
+    watch: Callable[[str, otts.Snapshot], None] | None = None
+    known: Mapping[str, otts.Snapshot] = {}
+
+
 # Solutions, in the order of TERMS.
 Terms = tuple[otts.SinkhornOutput, ...]
-Compute = Callable[[Config, Mesh, Clouds, Progress | None], tuple[jax.Array, Terms]]
+Compute = Callable[[Config, Mesh, Clouds, Hooks], tuple[jax.Array, Terms]]
 
 # The pairs of clouds that solutions are between; the first is the one to save.
 TERMS = ("xy", "xx", "yy")
@@ -69,19 +83,21 @@ class Outcome(NamedTuple):
 
 
 def solve(
-    config: Config, mesh: Mesh, clouds: Clouds, progress: Progress | None
+    config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks
 ) -> tuple[jax.Array, Terms]:
     """Entropic optimal transport between x and y."""
     geom = otts.PointCloud(clouds.x, clouds.y, **_cloud_options(config, mesh))
-    out = otts.solve(geom, clouds.a, clouds.b, **_solve_options(config, progress))
+    options: Any = _solve_options(config, hooks) | {"init": hooks.known.get("xy")}
+    out = otts.solve(geom, clouds.a, clouds.b, **options)
     return out.reg_ot_cost, (out,)
 
 
 def divergence(
-    config: Config, mesh: Mesh, clouds: Clouds, progress: Progress | None
+    config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks
 ) -> tuple[jax.Array, Terms]:
     """Debiased Sinkhorn divergence between x and y."""
-    options = _cloud_options(config, mesh) | _solve_options(config, progress)
+    options = _cloud_options(config, mesh) | _solve_options(config, hooks)
+    options |= {"init": hooks.known}
     value, out = otts.sinkhorn_divergence(*clouds, **options)
     return value, out.outputs
 
@@ -137,7 +153,7 @@ def _epsilon(config: Config) -> dict[str, Any]:
     return dict(epsilon=schedule, relative_epsilon=unit)
 
 
-def _solve_options(config: Config, progress: Progress | None) -> dict[str, Any]:
+def _solve_options(config: Config, hooks: Hooks) -> dict[str, Any]:
     return dict(
         tau_a=config.tau_a,
         tau_b=config.tau_b,
@@ -145,11 +161,12 @@ def _solve_options(config: Config, progress: Progress | None) -> dict[str, Any]:
         max_iterations=config.max_iterations,
         min_iterations=config.min_iterations,
         inner_iterations=config.inner_iterations,
-        progress=progress,
+        progress=hooks.progress,
+        watch=hooks.watch,
     )
 
 
-def perform(config: Config, mesh: Mesh, clouds: Clouds, progress: Progress) -> Outcome:
+def perform(config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks) -> Outcome:
     """Run the task of `config`.
 
     Raises:
@@ -157,12 +174,21 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, progress: Progress) -> O
     """
     task = TASKS[config.task]
     program = functools.partial(_program, config, task.compute, mesh)
-    begun = time.perf_counter()
+    last, begun = dict(hooks.known), time.perf_counter()
+
+    def watch(term: str, now: otts.Snapshot) -> None:
+        last[term] = now
+        if hooks.watch:
+            hooks.watch(term, now)
+
     with blaming(config):
-        result = jax.block_until_ready(program(clouds, progress))
-    (value, terms), gradients = result
+        value, terms = task.compute(config, mesh, clouds, hooks._replace(watch=watch))
+        gradients = None
+        if config.grad:  # from where the solutions ended: hooks may not be in a trace
+            gradients = program(clouds, Hooks(known=last))[1]
+        jax.block_until_ready((value, terms, gradients))
     seconds = time.perf_counter() - begun
-    temp_bytes = _temp_bytes(lambda clouds: program(clouds, None), clouds)
+    temp_bytes = _temp_bytes(lambda clouds: program(clouds, Hooks()), clouds)
     return Outcome(task.value_name, value, terms, gradients, seconds, temp_bytes)
 
 
@@ -178,12 +204,12 @@ def blaming(command: Command) -> Iterator[None]:
 
 
 def _program(
-    config: Config, compute: Compute, mesh: Mesh, clouds: Clouds, progress: Any
+    config: Config, compute: Compute, mesh: Mesh, clouds: Clouds, hooks: Hooks
 ) -> tuple[tuple[jax.Array, Terms], tuple[jax.Array, jax.Array] | None]:
     """((value, terms), gradients)."""
 
     def value(x, y):
-        return compute(config, mesh, clouds._replace(x=x, y=y), progress)
+        return compute(config, mesh, clouds._replace(x=x, y=y), hooks)
 
     if not config.grad:
         return value(clouds.x, clouds.y), None

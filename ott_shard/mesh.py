@@ -9,7 +9,7 @@ finite for its padding.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -122,16 +122,20 @@ def place(
     axes: Axes,
     *,
     pad: Literal["edge", "constant"] = "edge",
+    dtype: Any = None,
 ) -> jax.Array:
     """Pad the rows of `x` to a multiple of the devices and split them over `axes`.
 
     `pad` is "edge" for points and "constant" (zeros) for weights. Concrete arrays go
     straight to their devices, and a gradient comes back to where the array was. Under
-    a trace the layout is asked of the compiler.
+    a trace the layout is asked of the compiler. On a mesh of several processes all must
+    give the same NumPy array, of which each reads only its own rows, and casts these to
+    `dtype`.
     """
     missing = padded_size(x.shape[0], mesh) - x.shape[0]
     if isinstance(x, np.ndarray) and not _split(mesh, axes).is_fully_addressable:
-        return _own_rows(x, x.shape[0] + missing, _split(mesh, axes), pad)
+        size = x.shape[0] + missing
+        return _own_rows(x, size, _split(mesh, axes), pad, dtype or x.dtype)
     if missing:
         padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
         # NumPy arrays are padded on the host, so that they go straight to their shards.
@@ -141,15 +145,17 @@ def place(
     return jax.lax.with_sharding_constraint(x, _split(mesh, axes))
 
 
-def _own_rows(x: np.ndarray, size: int, split: NamedSharding, pad: str) -> jax.Array:
-    """`x` padded to `size` rows, of which each process reads its own; all have it."""
+def _own_rows(
+    x: np.ndarray, size: int, split: NamedSharding, pad: str, dtype: Any
+) -> jax.Array:
+    """`x` padded to `size` rows, of which each process reads its own."""
 
-    def rows(index: tuple[slice, ...]) -> np.ndarray:
+    def rows(index: Any) -> np.ndarray:
         start, stop, _ = index[0].indices(size)
-        own = np.asarray(x[start : min(stop, len(x))])
+        own = np.asarray(x[start : min(stop, len(x))], dtype)
         if stop <= len(x):
             return own
-        last = x[-1:] if pad == "edge" else np.zeros_like(x[-1:])
+        last = np.asarray(x[-1:], dtype) * (pad == "edge")
         extra = stop - max(start, len(x))
         return np.concatenate([own, np.repeat(last, extra, axis=0)])
 

@@ -150,7 +150,10 @@ CASES = [
     ("divergence --x=hole.npy --y=y.npy", "--x=hole.npy", "NaN", "row 7"),
     (f"divergence {FILES} --grad --b=ones.npy", "--b=ones.npy", "shape (9,)"),
     # uses of a run (more in test_launch_plan.py, which has one)
-    (solve("--run=run"), "--run is for apply or match or sample or transport, not"),
+    (
+        solve("--run=run"),
+        "--run is for apply or match or sample or transport or resume, not",
+    ),
     (solve("--v=x.npy"), "--v is for apply, not for solve: leave it out"),
     (f"divergence {FILES} --k=5", "--k is for match, not for divergence"),
     (f"divergence {FILES} --backward", "--backward is for transport, not for"),

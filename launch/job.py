@@ -1,0 +1,179 @@
+"""A run of one or more processes, from its command to its exit code."""
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from . import checkpoint, data, devices, processes, rehearsal, report, results, tasks
+from .checkpoint import Interrupted, Keeper, Kept
+from .config import Config, Resume
+from .data import Clouds, Input
+from .errors import BadInput, Elsewhere
+from .processes import PEER_LOST, Wanted, Watchdog
+from .tasks import Hooks
+
+CONVERGED, BAD_INPUT, NOT_CONVERGED, INTERRUPTED = 0, 2, 3, 6
+
+
+def run(command: Config | Resume, argv: Sequence[str]) -> int:
+    """Solve, or go on with what was not solved; in every process of the job.
+
+    Args:
+        command: what is asked for.
+        argv: the arguments that say so.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        BadInput: in a process that is alone.
+    """
+    if command.local_processes:
+        return _rehearse(command, argv)
+    devices.use_cpu(command.cpu_devices)
+    wanted = Wanted(*(getattr(command, name) for name in Wanted._fields))
+    start = processes.choose(wanted, os.environ)
+    if start is None:
+        return _solve(command)
+    print(processes.begin(start, command.start_seconds), file=sys.stderr, flush=True)
+    try:
+        code = _solve(command)
+    except Elsewhere:
+        code = BAD_INPUT
+    except BadInput as error:
+        print(f"ott-shard: error: {' '.join(str(error).split())}", file=sys.stderr)
+        code = BAD_INPUT
+    except BaseException as error:
+        # The others wait for this process; a regular end would wait for them.
+        if processes.of_peers(error):
+            reason = str(error).strip().splitlines()[0]
+            processes.give_up(f"a peer was lost: {reason}", PEER_LOST)
+        traceback.print_exc()
+        processes.give_up(f"process {jax.process_index()}: {error!r}", 1)
+    jax.distributed.shutdown()
+    return code
+
+
+def _rehearse(command: Config | Resume, argv: Sequence[str]) -> int:
+    count = command.local_processes
+    assert count is not None
+    folder = command.run if isinstance(command, Resume) else command.out
+    logs = Path(folder or tempfile.mkdtemp(prefix="ott-shard-")) / "logs"
+    print(f"{count} processes, logs in {logs}", file=sys.stderr, flush=True)
+    rest = [a for a in argv if not a.lstrip("-").startswith("local_processes")]
+    if len(rest) != len(argv) - 1:
+        raise BadInput("--local_processes: write it as --local_processes=N")
+    return rehearsal.rehearse(rest, count, logs)
+
+
+def _solve(command: Config | Resume) -> int:
+    config, kept, clouds, inputs = _agreed(command)
+    watchdog = Watchdog(command.watchdog_seconds)
+    with jax.enable_x64(config.dtype == "float64"):
+        mesh = devices.make_mesh(config.mesh)
+        placed = clouds
+        if jax.process_count() > 1:
+            placed = data.spread(clouds, mesh, config.dtype)
+        first = jax.process_index() == 0
+        progress = report.ProgressPrinter(config.progress_seconds if first else None)
+        if first:
+            print(report.configuration(config, mesh, clouds), flush=True)
+        keeper = Keeper(
+            None if config.out is None else Path(config.out),
+            _meta(config, inputs),
+            seconds=config.checkpoint_seconds,
+            checks=config.checkpoint_checks,
+            known=kept.snapshots,
+            watchdog=watchdog,
+        )
+        watchdog.beat("the first iterations")
+        try:
+            hooks = Hooks(progress, keeper, kept.snapshots)
+            outcome = tasks.perform(config, mesh, placed, hooks)
+        except Interrupted as place:
+            if first:
+                print(f"interrupted: go on by resume --run={config.out} ({place})")
+            return INTERRUPTED
+        finally:
+            keeper.close()
+        watchdog.beat("writing results")
+        record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
+        if first:
+            print(report.summary(record, outcome.value_name), flush=True)
+        if config.out is not None:
+            results.write(config.out, config.task, record, arrays)
+            checkpoint.remove(config.out)
+            if first:
+                print(f"{'written to':<15}{config.out}")
+    return CONVERGED if record["converged"] else NOT_CONVERGED
+
+
+def _agreed(
+    command: Config | Resume,
+) -> tuple[Config, Kept, Clouds, dict[str, Input]]:
+    """What all processes are to solve, and what it is made of."""
+    error, found = None, None
+    try:
+        found = _opened(command)
+    except BadInput as refusal:
+        error = refusal
+    facts = {}
+    if found is not None:
+        config, kept, _, inputs = found
+        own = ("process_id", "local_device_ids")
+        told = {k: v for k, v in _fields(config).items() if k not in own}
+        facts = {
+            "flags": json.dumps(told),
+            "input files": json.dumps({k: v[1:] for k, v in inputs.items()}),
+            "checkpoints": str(
+                {k: int(s.iteration) for k, s in kept.snapshots.items()}
+            ),
+        }
+    processes.agree(error, facts | {"versions": json.dumps(results.versions())})
+    assert found is not None
+    return found
+
+
+def _opened(command: Config | Resume) -> tuple[Config, Kept, Clouds, dict[str, Input]]:
+    kept = Kept({}, {})
+    if isinstance(command, Resume):
+        kept = checkpoint.read(command.run)
+        try:
+            config = Config.kept(kept.meta["config"], command)
+        except (KeyError, TypeError):
+            raise checkpoint.refused(command.run, "is of another version") from None
+    else:
+        config = command
+    if config.out is not None:
+        sources = (getattr(config, name) for name in Clouds._fields)
+        results.check_directory(config.out, config.task, sources)
+    clouds, inputs = data.load(config)
+    if isinstance(command, Resume) and _described(inputs) != kept.meta["inputs"]:
+        raise checkpoint.refused(command.run, "is of other input than is there now")
+    return config, kept, clouds, inputs
+
+
+def _meta(config: Config, inputs: dict[str, Input]) -> dict[str, Any]:
+    """What a checkpoint says of its run."""
+    fields = _fields(config) | {
+        name: file.source
+        for name, file in inputs.items()  # from any folder
+    }
+    versions = results.versions()
+    return {"config": fields, "inputs": _described(inputs), "versions": versions}
+
+
+def _described(inputs: dict[str, Input]) -> dict[str, Any]:
+    return {name: list(file[1:]) for name, file in inputs.items()}
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config)))

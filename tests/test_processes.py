@@ -1,0 +1,328 @@
+"""Jobs of several processes: how they start, agree, end, and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch import checkpoint, processes
+from launch.errors import BadInput
+from launch.main import main
+from launch.processes import Wanted
+
+ROOT = Path(__file__).parent.parent
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[0-3]",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
+BY_HAND = Wanted("node0:1234", 4, 0)
+
+
+# ------------------------------------------------------------------------- start-up
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "method", "words"),
+    [
+        (Wanted(), {}, None, ""),
+        (Wanted(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, None, ""),
+        (BY_HAND, {}, "deactivate", "by --coordinator_address, --num_processes"),
+        (BY_HAND, SLURM, "deactivate", "by --coordinator_address"),
+        (Wanted(), SLURM, "slurm", "task 2 of 4 of SLURM"),
+        (
+            Wanted(process_id=1),
+            {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2"},
+            "deactivate",
+            "by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, --process_id",
+        ),
+        (
+            Wanted(),
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+            | {"OMPI_MCA_orte_hnp_uri": "x"},
+            "ompi",
+            "rank 1 of 2 of Open MPI",
+        ),
+        (
+            Wanted(),
+            {"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "3"},
+            "k8s",
+            "pod 3",
+        ),
+    ],
+)
+def test_how_a_process_starts(wanted, environ, method, words):
+    """Flags beat the environment, which beats the cluster."""
+    start = processes.choose(wanted, environ)
+    assert (start and start.method) == method
+    if start:
+        assert words in start.why
+
+
+@pytest.mark.parametrize(
+    ("more", "ids"),
+    [
+        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}, tuple(range(8))),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_GPUS_ON_NODE": "2"}, (0, 1)),
+        ({"SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "3"}, (0,)),
+        ({"SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None),
+        ({}, None),
+    ],
+)
+def test_a_task_has_all_its_gpus(more, ids):
+    """One task on a node of 8 GPUs gets 8, where JAX by itself would take one."""
+    start = processes.choose(Wanted(), SLURM | more)
+    assert start.wanted.local_device_ids == ids
+    start = processes.choose(Wanted(local_device_ids=(1,)), SLURM | more)
+    assert start.wanted.local_device_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "words"),
+    [
+        (Wanted(num_processes=2), {}, "--coordinator_address is missing"),
+        (Wanted("h:1", 2), {}, "--process_id is missing"),
+        (Wanted("h:1", 2, 2), {}, "--process_id=2: must be less than"),
+        (Wanted("h", 2, 1), {}, "--coordinator_address=h: must be HOST:PORT"),
+        (
+            Wanted("h:1", 2),
+            {"JAX_PROCESS_ID": "one"},
+            "JAX_PROCESS_ID=one: must be a number",
+        ),
+    ],
+)
+def test_half_of_a_job_is_refused(wanted, environ, words):
+    with pytest.raises(BadInput, match=words):
+        processes.choose(wanted, environ)
+
+
+# ---------------------------------------------------------------------------- jobs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sizes that no mesh divides, weights, and float64 files for a float32 run."""
+    folder, rng = tmp_path_factory.mktemp("job"), np.random.default_rng(0)
+    np.save(folder / "x.npy", rng.normal(size=(203, 3)))
+    np.save(folder / "y.npy", rng.normal(size=(101, 3)) + 1)
+    np.save(folder / "a.npy", np.arange(203.0) / np.arange(203.0).sum())
+    np.save(folder / "short.npy", np.ones(5))
+    np.save(folder / "nan.npy", np.full((203, 3), np.nan))
+    return folder
+
+
+def clean():
+    foreign = ("SLURM_", "OMPI_", "JAX_", "XLA_")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    return environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
+def begin(folder, line):
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch", *line.split()],
+        cwd=folder,
+        env=clean(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder, line, seconds=120):
+    """(exit code, stdout, stderr)."""
+    process = begin(folder, line)
+    try:
+        out, error = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, error
+
+
+def results(folder, out):
+    record = json.loads((folder / out / "result.json").read_text())
+    arrays = {path.stem: np.load(path) for path in (folder / out).glob("*.npy")}
+    return record, arrays
+
+
+JOB = "divergence --x=x.npy --y=y.npy --a=a.npy --epsilon=0.3 --grad"
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    assert run(folder, f"{JOB} --cpu_devices=4 --out=alone")[0] == 0
+    return results(folder, "alone")
+
+
+@pytest.mark.parametrize(
+    ("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.wide)]
+)
+def test_as_one_process(folder, alone, count, devices):
+    """Value, potentials, gradients, histories: of 2 x 2 and 4 x 1 as of 1 x 4."""
+    job = f"--cpu_devices={devices} --local_processes={count} --out=several{count}"
+    code, out, error = run(folder, f"{JOB} {job}")
+    assert code == 0, error
+    assert "divergence" in out and "converged" in out
+    (want, arrays), (record, got) = alone, results(folder, f"several{count}")
+    assert record["processes"] == count and record["devices"] == 4
+    for name in ("divergence", "n_iters", "errors", "epsilon", "grad_norm", "n", "m"):
+        close(record[name], want[name])
+    assert set(got) == set(arrays) == {"f", "g", "grad_x", "grad_y"}
+    for name in arrays:
+        close(got[name], arrays[name])
+    logs = sorted(path.name for path in (folder / f"several{count}/logs").iterdir())
+    assert logs == [f"rank-{k}.log" for k in range(count)]
+    for k, name in enumerate(logs):
+        text = (folder / f"several{count}/logs" / name).read_text()
+        assert f"process {k} of {count} on " in text
+
+
+def close(got, want):
+    for one, other in zip(np.atleast_1d(got), np.atleast_1d(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--x=x.npy --y=missing.npy", "--y=missing.npy: no such file"),
+        ("--x=x.npy --y=y.npy --a=short.npy", "--a: must have shape (203,)"),
+        pytest.param(
+            *("--x=nan.npy --y=y.npy", "x must be finite, got NaN or inf in row 0"),
+            marks=pytest.mark.wide,
+        ),
+    ],
+)
+def test_bad_input_is_said_once_and_ends_all(folder, flags, words):
+    begun = time.monotonic()
+    job = "--cpu_devices=1 --local_processes=2 --out=refused"
+    code, _, error = run(folder, f"solve {flags} {job}")
+    assert code == 2 and words in error
+    assert error.count("ott-shard: error") == 1 and "Traceback" not in error
+    assert time.monotonic() - begun < 60
+    assert not (folder / "refused" / "result.json").exists()
+
+
+LONG = "solve --x=x.npy --y=y.npy --epsilon=0.01 --inner_iterations=5 --threshold=1e-5"
+LONG += " --max_iterations=3000 --progress_seconds=0 --checkpoint_checks=1"
+
+
+def wait_for(condition, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_interrupted_and_resumed(folder):
+    """SIGTERM to two processes; goes on in one: as if it had never ended."""
+    assert run(folder, f"{LONG} --cpu_devices=2 --out=whole")[0] == 0
+    job = begin(folder, f"{LONG} --cpu_devices=1 --local_processes=2 --out=halted")
+    try:
+        wait_for((folder / "halted" / checkpoint.NAME).exists)
+        job.send_signal(signal.SIGTERM)
+        out, error = job.communicate(timeout=60)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode == 6, error
+    assert "go on by resume --run=halted" in out
+    assert not (folder / "halted" / "result.json").exists()
+    code, _, error = run(folder, "resume --run=halted --cpu_devices=1")
+    assert code == 0, error
+    (want, arrays), (record, got) = results(folder, "whole"), results(folder, "halted")
+    for name in ("reg_ot_cost", "n_iters", "errors"):
+        np.testing.assert_allclose(record[name], want[name], rtol=1e-3, atol=1e-6)
+    for name in arrays:
+        np.testing.assert_allclose(got[name], arrays[name], atol=1e-4)
+    assert not (folder / "halted" / checkpoint.NAME).exists()
+
+
+@pytest.mark.wide
+def test_a_killed_process_ends_the_others_and_the_job_goes_on(folder):
+    """SIGKILL of one of two started by hand; resumed in two."""
+    port = processes_port()
+    common = f"{LONG} --cpu_devices=1 --num_processes=2 --watchdog_seconds=20 "
+    common += f"--coordinator_address=localhost:{port} --out=killed"
+    jobs = [begin(folder, f"{common} --process_id={k}") for k in range(2)]
+    try:
+        wait_for((folder / "killed" / checkpoint.NAME).exists)
+        jobs[1].kill()
+        begun = time.monotonic()
+        _, error = jobs[0].communicate(timeout=60)
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    assert jobs[0].returncode == 5, error
+    assert "a peer" in error and time.monotonic() - begun < 40
+    code, _, error = run(
+        folder, "resume --run=killed --cpu_devices=1 --local_processes=2"
+    )
+    assert code == 0, error
+    assert results(folder, "killed")[0]["converged"]
+
+
+def processes_port():
+    from launch.rehearsal import _free_port
+
+    return _free_port()
+
+
+# --------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoints_that_are_refused(folder, tmp_path, monkeypatch, capsys):
+    """Truncated, foreign, of other input: one line, and it stays as it is."""
+    monkeypatch.chdir(folder)
+    meta = {"config": {}, "inputs": {}, "versions": {}}
+    checkpoint.write(tmp_path, meta, {"xy/phi": np.zeros(3)})
+    whole = (tmp_path / checkpoint.NAME).read_bytes()
+    for content, words in (
+        (None, "holds no checkpoint.npz"),
+        (whole[: len(whole) // 2], "is not a whole checkpoint"),
+        (b"", "is not a whole checkpoint"),
+        (b"something else", "is not a whole checkpoint"),
+        (whole, "is not a whole checkpoint"),
+    ):
+        path = tmp_path / checkpoint.NAME
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        assert main(["resume", f"--run={tmp_path}"]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+        assert content is None or path.read_bytes() == content
+        assert [p.name for p in tmp_path.iterdir()] == [checkpoint.NAME] * bool(
+            content is not None
+        )
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("resume", "--run is missing"),
+        ("resume --run=d --out=e", "--out=e: results go to the folder of the run"),
+        ("resume --run=d --epsilon=1", "--epsilon is for solve or divergence"),
+        ("solve --demo=discs --local_processes=0", "local_processes"),
+        ("solve --demo=discs --local_processes 2", "write it as"),
+        ("solve --demo=discs --num_processes=2", "--coordinator_address is missing"),
+        ("solve --demo=discs --local_device_ids=0,0", "local_device_ids"),
+        ("solve --demo=discs --watchdog_seconds=-1", "watchdog_seconds"),
+        ("solve --demo=discs --checkpoint_checks=0", "checkpoint_checks"),
+    ],
+)
+def test_refused_in_one_line(typed, words, capsys):
+    assert main(typed.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ott-shard: error: ") and error.count("\n") == 1
+    assert words in error
