@@ -54,8 +54,10 @@ class Keeper:
         seconds: float,
         checks: int | None,
         known: Mapping[str, otts.Snapshot],
+        sizes: tuple[int, int],
         watchdog: Watchdog,
     ):
+        self._sizes = sizes
         self._folder, self._meta, self._watchdog = folder, meta, watchdog
         self._seconds, self._checks = seconds, checks
         self._snapshots = dict(known)
@@ -97,10 +99,22 @@ class Keeper:
         assert self._folder is not None
         arrays = {}
         for term, snapshot in self._snapshots.items():
-            for name, value in snapshot._asdict().items():
-                arrays[f"{term}/{name}"] = on_host(value)
+            own = resized(term, snapshot._make(map(on_host, snapshot)), self._sizes)
+            arrays |= {f"{term}/{name}": v for name, v in own._asdict().items()}
         if jax.process_index() == 0:
             write(self._folder, self._meta, arrays)
+
+
+def resized(
+    term: str, snapshot: otts.Snapshot, sizes: tuple[int, int]
+) -> otts.Snapshot:
+    """The potentials of a term with or without padding, for clouds of these sizes."""
+    ends = {}
+    for name, cloud in zip(("phi", "psi"), term, strict=True):
+        size, potential = sizes["xy".index(cloud)], np.asarray(getattr(snapshot, name))
+        missing = max(0, size - len(potential))
+        ends[name] = np.pad(potential[:size], (0, missing), mode="edge")
+    return snapshot._replace(**ends)
 
 
 def write(folder: Path, meta: dict[str, Any], arrays: Mapping[str, Any]) -> None:

@@ -17,10 +17,10 @@ from .checkpoint import Interrupted, Keeper, Kept
 from .config import Config, Resume
 from .data import Clouds, Input
 from .errors import BadInput, Elsewhere
-from .processes import PEER_LOST, Wanted, Watchdog
+from .processes import INTERRUPTED, PEER_LOST, Wanted, Watchdog
 from .tasks import Hooks
 
-CONVERGED, BAD_INPUT, NOT_CONVERGED, INTERRUPTED = 0, 2, 3, 6
+CONVERGED, BAD_INPUT, NOT_CONVERGED = 0, 2, 3
 
 
 def run(command: Config | Resume, argv: Sequence[str]) -> int:
@@ -68,10 +68,19 @@ def _rehearse(command: Config | Resume, argv: Sequence[str]) -> int:
     folder = command.run if isinstance(command, Resume) else command.out
     logs = Path(folder or tempfile.mkdtemp(prefix="ott-shard-")) / "logs"
     print(f"{count} processes, logs in {logs}", file=sys.stderr, flush=True)
-    rest = [a for a in argv if not a.lstrip("-").startswith("local_processes")]
-    if len(rest) != len(argv) - 1:
-        raise BadInput("--local_processes: write it as --local_processes=N")
-    return rehearsal.rehearse(rest, count, logs)
+    return rehearsal.rehearse(_without_local_processes(argv), count, logs)
+
+
+def _without_local_processes(argv: Sequence[str]) -> list[str]:
+    """The arguments without this flag, which stands as --flag=N or as --flag N."""
+    rest, skip = [], False
+    for argument in argv:
+        name, equals, _ = argument.lstrip("-").partition("=")
+        if skip or name == "local_processes":
+            skip = not skip and not equals
+        else:
+            rest.append(argument)
+    return rest
 
 
 def _solve(command: Config | Resume) -> int:
@@ -92,11 +101,17 @@ def _solve(command: Config | Resume) -> int:
             seconds=config.checkpoint_seconds,
             checks=config.checkpoint_checks,
             known=kept.snapshots,
+            sizes=(len(clouds.x), len(clouds.y)),
             watchdog=watchdog,
         )
         watchdog.beat("the first iterations")
         try:
-            hooks = Hooks(progress, keeper, kept.snapshots)
+            sizes = len(placed.x), len(placed.y)
+            known = {
+                term: checkpoint.resized(term, snapshot, sizes)
+                for term, snapshot in kept.snapshots.items()
+            }
+            hooks = Hooks(progress, keeper, known)
             outcome = tasks.perform(config, mesh, placed, hooks)
         except Interrupted as place:
             if first:

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from .errors import BadInput, Elsewhere
 
-PEER_LOST = 5
+PEER_LOST, INTERRUPTED = 5, 6
 # What JAX and its transports say when another process is gone.
 _OF_PEERS = ("gloo", "nccl", "connection", "unavailable", "coordination", "heartbeat")
 _ENVIRONMENT = {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .processes import PEER_LOST
+from .processes import INTERRUPTED, PEER_LOST
 
 # What would tell a child that it is part of another job.
 _FOREIGN = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "JAX_COORDINATOR", "JAX_NUM_PROCESSES")
@@ -32,7 +32,7 @@ def rehearse(argv: Sequence[str], count: int, logs: Path) -> int:
         The exit code of the first to fail (5 if it was killed), else the highest.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    address = f"localhost:{_free_port()}"
+    address = f"localhost:{free_port()}"
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     children = []
     for k in range(count):
@@ -111,25 +111,29 @@ def _wait(children: list[_Child]) -> int:
     code = failed.process.returncode
     for child in children:
         child.end()
-    _tell(failed)
+    _tell(failed, children)
     return code if code > 0 else PEER_LOST
 
 
-def _tell(failed: _Child) -> None:
-    """Why it failed, unless that was printed already."""
+def _tell(failed: _Child, children: list[_Child]) -> None:
+    """Why the job failed, unless process 0 has said so here."""
+    for child in children:
+        reasons = [line for line in child.lines if line.startswith("ott-shard: error")]
+        if reasons and child.rank:
+            print(reasons[-1], end="", file=sys.stderr)
+        if reasons:
+            return
     code = failed.process.returncode
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    reasons = [line for line in failed.lines if line.startswith("ott-shard: error")]
-    if reasons and failed.rank:
-        print(reasons[-1], end="", file=sys.stderr)
-    elif not reasons:
+    if code != INTERRUPTED:
         print(
             f"ott-shard: error: process {failed.rank} {how}: see {failed.log}",
             file=sys.stderr,
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
