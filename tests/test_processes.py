@@ -227,6 +227,7 @@ def wait_for(condition, seconds=90):
         time.sleep(0.05)
 
 
+@pytest.mark.wide
 def test_interrupted_and_resumed(folder):
     """SIGTERM to two processes; goes on in one: as if it had never ended."""
     assert run(folder, f"{LONG} --cpu_devices=2 --out=whole")[0] == 0
