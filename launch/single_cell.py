@@ -10,6 +10,8 @@ or, instead of the second line,
     ott-shard apply --run=DIR/run --v=DIR/types_after.npy --axis=1 --out=DIR/fates
     ott-shard apply --run=DIR/run --v=DIR/genes.npy --axis=0 --out=DIR/genes
     ott-shard match --run=DIR/run --k=10 --axis=0 --out=DIR/ancestors
+    ott-shard sample --run=DIR/run --num_pairs=1000 --out=DIR/pairs
+    ott-shard transport --run=DIR/run --points=DIR/before.npy --out=DIR/moved
 
 The cells are made up: types at the first time point move, split and grow at different
 rates into types at the second. tau_a below 1 lets a cell have more or fewer descendants

@@ -59,6 +59,21 @@ def test_at_the_points_of_the_solution(mesh, dtype):
     ref.assert_close(np.asarray(pot.transport(x))[support], mean, tol)
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("scale", ["mean", "std", "max_cost", "max_norm", "max_bound"])
+def test_at_the_points_of_the_solution_in_any_unit(scale):
+    """P y / (P 1), also where the costs are divided by a statistic."""
+    p = ref.problem(13, 21)
+    x, y, a, b = p.cast(np.float32)
+    options = dict(epsilon=0.05, scale_cost=scale, mesh=otts.make_mesh(4, 2))
+    out = otts.solve(otts.PointCloud(x, y, **options), a, b)
+    plan = np.asarray(out.matrix, np.float64)
+    some = p.a > 0
+    means = plan[some] @ p.y / plan[some].sum(1, keepdims=True)
+    for got in (out.to_dual_potentials().transport(x), out.barycentric_map()):
+        ref.assert_close(np.asarray(got)[some], means, 1e-5)
+
+
 def test_the_map_is_a_gradient():
     """x - 7 grad f / 2; its derivative, by finite differences; in jit and vmap."""
     with jax.enable_x64(True):

@@ -46,6 +46,14 @@ def test_by_the_command(cells, coupling, tmp_path, capsys):
     for got, want in zip(by_command[:3], coupling[:3], strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
     assert np.mean(ancestors == coupling.ancestors) > 0.99
+    # Pairs are of types that go together, and cells move to descendants.
+    i, j = np.load(tmp_path / "pairs" / "pairs.npy").T
+    kinds = cells.types_before.argmax(1)[i], cells.types_after.argmax(1)[j]
+    assert np.mean(single_cell.FATES[kinds] > 0) > 0.99
+    moved = np.load(tmp_path / "moved" / "transport.npy")
+    assert moved.shape == cells.before.shape
+    low, high = cells.after.min(0) - 1e-3, cells.after.max(0) + 1e-3
+    assert np.all((low <= moved) & (moved <= high))
 
 
 def lines_of(text):
