@@ -114,10 +114,11 @@ class PlanSums:
         _checks.choice("axis", axis, (0, 1))
         values = _checks.real_array("v", v).astype(self.geom.dtype)
         pairs, ends = self._reduced_over(axis)
-        if values.ndim not in (1, 2) or len(values) != self.geom.shape[axis]:
+        size = self.geom.shape[axis]
+        if values.ndim not in (1, 2) or len(values) != size or not values.size:
             raise ValueError(
-                f"v must have shape [{self.geom.shape[axis]}] or "
-                f"[{self.geom.shape[axis]}, k] for axis={axis}, got {values.shape}"
+                f"v must have shape [{size}] or [{size}, k >= 1] for axis={axis}, got "
+                f"{values.shape}"
             )
         columns = values.reshape(len(values), -1)
         columns = meshes.place(columns, pairs.mesh, pairs.col_axes)

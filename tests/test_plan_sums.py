@@ -255,6 +255,7 @@ def small():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        (lambda out: out.apply(np.ones((4, 0)), 1), ValueError, "v must have shape"),
         (lambda out: out.rows(2, 2), ValueError, "stop must be at least 3"),
         (lambda out: out.rows(0, 4), ValueError, "stop must be at most n = 3, got 4"),
         (lambda out: out.rows(-1, 2), ValueError, "start must be at least 0"),
