@@ -66,6 +66,7 @@ def at_points(known: DualPotentials, geom: PointCloud) -> jax.Array:
             f"init must be of points in {d} dimensions, like x, got {own} dimensions"
         )
     known = dataclasses.replace(known, problem=jax.lax.stop_gradient(known.problem))
-    # On their mesh, and then on this one.
-    f = meshes.place(known.f(geom.x) * theirs.scale, geom.mesh, pairs.row_axes)
+    # On their mesh, and then on this one; with the padding, for to take it off x would
+    # gather the cloud.
+    f = meshes.place(known.f(pairs.x) * theirs.scale, geom.mesh, pairs.row_axes)
     return (f / pairs.scale).astype(geom.dtype)
