@@ -32,6 +32,12 @@ class Clouds(NamedTuple):
     a: Array | None
     b: Array | None
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(n, m); 0 for a number, which is no cloud, as the library will say."""
+        n, m = (points.shape[0] if points.ndim else 0 for points in (self.x, self.y))
+        return n, m
+
 
 class Input(NamedTuple):
     """A file of numbers: where it is, and how to know it again.

@@ -101,14 +101,13 @@ def _solve(command: Config | Resume) -> int:
             seconds=config.checkpoint_seconds,
             checks=config.checkpoint_checks,
             known=kept.snapshots,
-            sizes=(len(clouds.x), len(clouds.y)),
+            sizes=clouds.sizes,
             watchdog=watchdog,
         )
         watchdog.beat("the first iterations")
         try:
-            sizes = len(placed.x), len(placed.y)
             known = {
-                term: checkpoint.resized(term, snapshot, sizes)
+                term: checkpoint.resized(term, snapshot, placed.sizes)
                 for term, snapshot in kept.snapshots.items()
             }
             hooks = Hooks(progress, keeper, known)
