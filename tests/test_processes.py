@@ -168,7 +168,7 @@ def alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.wide)]
+    ("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
 )
 def test_as_one_process(folder, alone, count, devices):
     """Value, potentials, gradients, histories: of 2 x 2 and 4 x 1 as of 1 x 4."""
