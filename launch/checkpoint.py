@@ -18,6 +18,7 @@ import ott_shard as otts
 from .errors import BadInput
 from .processes import Watchdog, any_of, on_host
 from .results import replacing
+from .saved import contents
 
 NAME = "checkpoint.npz"
 _FORMAT = 1
@@ -131,15 +132,7 @@ def read(folder: str) -> Kept:
     Raises:
         BadInput: if there is none, or none that is whole and of this program.
     """
-    path = Path(folder) / NAME
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(
-            f"--run={folder}: holds no {NAME}: name the --out of a run that kept one"
-        ) from None
-    except OSError as error:
-        raise refused(folder, f"cannot be read ({error.strerror or error})") from None
+    raw = contents(folder, NAME, "that kept one")
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

@@ -94,20 +94,31 @@ def load(run: Run) -> Arrays:
 
 
 def _record(folder: str) -> dict[str, Any]:
-    path = Path(folder)
-    if not path.is_dir():
+    if not Path(folder).is_dir():
         raise BadInput(f"--run={folder}: no such directory: name the --out of a run")
     try:
-        record = json.loads((path / RECORD).read_bytes())
-    except FileNotFoundError:
-        raise BadInput(
-            f"--run={folder}: holds no {RECORD}: name the --out of a run that has ended"
-        ) from None
-    except OSError as error:
-        raise _refused(folder, f"cannot be read ({error.strerror or error})") from None
+        record = json.loads(contents(folder, RECORD, "that has ended"))
     except (ValueError, RecursionError):
         raise _refused(folder, "is not whole JSON") from None
     return record if isinstance(record, dict) else {}
+
+
+def contents(folder: str, name: str, which: str) -> bytes:
+    """A file of a run's folder.
+
+    Raises:
+        BadInput: if there is none; `which` run has one.
+    """
+    try:
+        return (Path(folder) / name).read_bytes()
+    except FileNotFoundError:
+        raise BadInput(
+            f"--run={folder}: holds no {name}: name the --out of a run {which}"
+        ) from None
+    except OSError as error:
+        raise BadInput(
+            f"--run={folder}: its {name} cannot be read ({error.strerror or error})"
+        ) from None
 
 
 def _refused(folder: str, reason: str) -> BadInput:

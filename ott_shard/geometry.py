@@ -21,6 +21,7 @@ from jax.tree_util import register_pytree_node_class
 from jax.typing import ArrayLike
 
 from ott_shard import _checks, costs, mesh as meshes, units
+from ott_shard.collectives import Axes
 from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
 from ott_shard.tile import Block
@@ -227,8 +228,12 @@ class PointCloud:
         if a is None:
             a = np.full(size, 1 / size)
         a = _checks.weights(name, a, size, cloud, self.dtype)
-        axes = self.pairs.row_axes if axis == 0 else self.pairs.col_axes
-        return meshes.place(a, self.mesh, axes, pad="constant")
+        return meshes.place(a, self.mesh, self._axes[axis], pad="constant")
+
+    @property
+    def _axes(self) -> tuple[Axes, Axes]:
+        """What the points of x and of y are split over."""
+        return self.pairs.row_axes, self.pairs.col_axes
 
     def potential(
         self, name: str, f: Any, weights: jax.Array, axis: Literal[0, 1]
@@ -236,22 +241,34 @@ class PointCloud:
         """phi = f - epsilon log a of a potential f, padded and placed; 0 where a is 0.
 
         Args:
-            name: "f" or "g".
+            name: what the caller calls it.
             f: [n] or [m], finite where the weight is positive.
             weights: the padded weights of the cloud.
             axis: 0 for x, 1 for y.
+
+        Returns:
+            [n padded] or [m padded], split like the points.
+
+        Raises:
+            ValueError, TypeError: if its shape or a number is wrong.
         """
+        f = self.check_potential(name, f, axis)
+        f = meshes.place(f, self.mesh, self._axes[axis])
+        phi, finite = _without_weights(f, weights, self.epsilon)
+        if _checks.concrete(finite) not in (None, True):
+            raise ValueError(f"{name} must be finite where the weight is positive")
+        return phi
+
+    def check_potential(
+        self, name: str, f: Any, axis: Literal[0, 1]
+    ) -> jax.Array | np.ndarray:
+        """`f` as one number for each point of x (axis 0) or y (axis 1)."""
         f = _checks.real_array(name, f).astype(self.dtype)
         if f.shape != self.shape[axis : axis + 1]:
             raise ValueError(
                 f"{name} must have shape ({self.shape[axis]},), got {f.shape}"
             )
-        axes = self.pairs.row_axes if axis == 0 else self.pairs.col_axes
-        f = meshes.place(f, self.mesh, axes)
-        phi, finite = _without_weights(f, weights, self.epsilon)
-        if _checks.concrete(finite) not in (None, True):
-            raise ValueError(f"{name} must be finite where the weight is positive")
-        return phi
+        return f
 
     def cost_statistics(self, a: Any = None, b: Any = None) -> CostStatistics:
         """Mean, std and maximum of the costs with weights a_i b_j.

@@ -26,6 +26,7 @@ from jax import lax
 from ott_shard import _checks
 from ott_shard.forward import active, partial_jvp
 from ott_shard.linear_solve import LinearSolve, checked, conjugate_gradients
+from ott_shard.pairwise import capped
 from ott_shard.problem import Found, Problem
 
 
@@ -195,8 +196,3 @@ class System:
         )
         dphi = s - p.tau_a * self.to_rows(dpsi)
         return dphi, jnp.where(self.support, dpsi, t - p.tau_b * self.to_cols(dphi))
-
-
-def capped(t: jax.Array) -> jax.Array:
-    """`t` where its exponential is finite: 0 mass may stand far from all others."""
-    return jnp.minimum(t, 0.9 * math.log(jnp.finfo(t.dtype).max))

@@ -1,5 +1,6 @@
 """Matches of points: sparse plans, and one-to-one assignments."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
-from ott_shard import _checks, operators
+from ott_shard import _checks, operators, sampling
 from ott_shard.operators import Pairs
 from ott_shard.problem import Found, Problem
 
@@ -22,8 +23,9 @@ _BLOCK_ENTRIES = 2**22  # dense entries on the host at a time
 _MAX_ENTRIES = 2**28  # of a sparse plan
 # An assignment of so many points is solved exactly.
 _MAX_EXACT = 2048
-# So many entries of each row and column are candidates for a match.
-_CANDIDATES = 16
+# So many entries of each row and column are candidates for a match, and so many more
+# of a row where most of them are taken.
+_CANDIDATES, _DRAWN = 16, 4
 
 
 # A pair of points that may be matched, and its reduced cost C - phi - psi.
@@ -50,7 +52,8 @@ def of_top(
     threshold: float | None,
 ) -> BCOO:
     """A sparse matrix of what `top_k` found, without what is below the threshold."""
-    entries = _entries(places, values, axis, shape, threshold)
+    low = jnp.asarray(-jnp.inf if threshold is None else threshold, values.dtype)
+    entries = _entries(places, values, axis, shape, low)
     known = [_checks.concrete(part) for part in entries]
     if any(part is None for part in known):
         return BCOO(entries, shape=shape)
@@ -59,12 +62,10 @@ def of_top(
     return _sparse(entry_values[kept], indices[kept], shape)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(2, 3))
 def _entries(places, values, axis, shape, threshold):
     """(values, indices), with indices out of bounds where there is no entry."""
-    keep = places >= 0
-    if threshold is not None:
-        keep &= values >= threshold
+    keep = (places >= 0) & (values >= threshold)
     own = jnp.broadcast_to(jnp.arange(len(places))[:, None], places.shape)
     ends = (own, places) if axis == 1 else (places, own)
     ends = (jnp.where(keep, end, size) for end, size in zip(ends, shape, strict=True))
@@ -142,43 +143,69 @@ def _cost(problem: Problem, indices: jax.Array) -> jax.Array:
 def _complete(problem: Problem, found: Found, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Some matching, and the edges that it was chosen among."""
     indices, edges = np.full(n, -1, np.int32), np.zeros(0, _EDGE)
-    rows = cols = np.arange(n)
-    while len(rows) > _MAX_EXACT:
+    rows, cols, tied = np.arange(n), np.arange(n), False
+    while (left := len(rows)) > _MAX_EXACT:
         candidates = _candidates(problem, found, rows, cols)
+        if tied:
+            drawn = _drawn(problem, found, rows, cols)
+            candidates = np.concatenate([candidates, drawn])
         i, j = _greedy(n, candidates)
         if not len(i):
-            break
+            raise _impossible(left)
         indices[i] = j
         rows, cols = np.flatnonzero(indices < 0), np.setdiff1d(cols, j)
         edges = np.concatenate([edges, candidates])
+        # Of equal points all have the same largest entries.
+        tied = 2 * len(rows) > left
     costs = np.asarray(_reduced_costs(problem, found, rows, cols), np.float64)
     try:
         i, j = linear_sum_assignment(costs)
     except ValueError:
-        raise ValueError(
-            "assignment must be possible: every matching of the points that were left "
-            f"over, {len(rows)}, has a forbidden pair, or potentials are not finite"
-        ) from None
+        raise _impossible(len(rows)) from None
     indices[rows[i]] = cols[j]
     if len(edges):  # what was matched stays possible
-        own = np.zeros(n, _EDGE)
-        own["i"], own["j"] = np.arange(n), indices
-        own["cost"] = _reduced_of(problem, found, own["i"], indices)
+        i = np.arange(n, dtype=np.int32)
+        own = _edges(i, indices, _reduced_of(problem, found, i, indices))
         edges = np.concatenate([edges, own])
     return indices, edges
 
 
+def _impossible(left: int) -> ValueError:
+    return ValueError(
+        "assignment must be possible: every matching of the points that were left "
+        f"over, {left}, has a forbidden pair, or potentials are not finite"
+    )
+
+
+def _drawn(problem: Problem, found: Found, rows, cols) -> np.ndarray:
+    """Edges from each of some rows to some columns, drawn by their densities."""
+    free = dataclasses.replace(problem, b=_indicator(problem, cols))
+    own = found._replace(rows=free.to_rows(found.psi))
+    i, edges = rows.astype(np.int32), []
+    for key in jax.random.split(jax.random.key(len(rows)), _DRAWN):
+        j = np.asarray(sampling.draw_columns(free, own, key, i))
+        edges.append(_edges(i, j, _reduced_of(problem, found, i, j)))
+    return np.concatenate(edges)
+
+
+def _indicator(problem: Problem, some: np.ndarray) -> np.ndarray:
+    """1 for some of the padded points of x or y, of which there are as many."""
+    return np.isin(np.arange(len(problem.a)), some).astype(problem.a.dtype)
+
+
+def _edges(i: Any, j: Any, costs: Any) -> np.ndarray:
+    edges = np.zeros(np.size(i), _EDGE)
+    edges["i"], edges["j"], edges["cost"] = (np.ravel(z) for z in (i, j, costs))
+    return edges[np.isfinite(edges["cost"])]
+
+
 def _candidates(problem: Problem, found: Found, rows, cols) -> np.ndarray:
     """The largest entries of P in each of some rows and columns, as edges."""
-    size, dtype = len(problem.a), problem.a.dtype
-    a, b = (np.isin(np.arange(size), part).astype(dtype) for part in (rows, cols))
-    both = (problem, found, a, b), (problem.T, found.T, b, a)
-    (j, of_rows), (i, of_cols) = (map(np.asarray, _largest(*side)) for side in both)
-    own = np.broadcast_to(np.arange(size)[:, None], j.shape)
-    edges = np.zeros(2 * j.size, _EDGE)
-    edges["i"], edges["j"] = np.stack([[own, i], [j, own]], axis=0).reshape(2, -1)
-    edges["cost"] = np.concatenate([of_rows.ravel(), of_cols.ravel()])
-    return edges[np.isfinite(edges["cost"])]
+    a, b = (_indicator(problem, part) for part in (rows, cols))
+    j, of_rows = _largest(problem, found, a, b)
+    i, of_cols = _largest(problem.T, found.T, b, a)
+    own = np.broadcast_to(np.arange(len(a))[:, None], j.shape)
+    return np.concatenate([_edges(own, j, of_rows), _edges(i, own, of_cols)])
 
 
 @jax.jit

@@ -9,7 +9,8 @@ from jax import lax
 
 from ott_shard import terms
 from ott_shard.forward import active, partial_jvp
-from ott_shard.implicit import ImplicitDiff, capped, potentials
+from ott_shard.implicit import ImplicitDiff, potentials
+from ott_shard.pairwise import capped
 from ott_shard.problem import Found, Problem
 
 
@@ -98,38 +99,42 @@ def duality_gap(problem: Problem, found: Found) -> jax.Array:
 
     It is eps KL(F | P) + rho_a KL(F 1 | a exp(-phi / rho_a)) + the same for b, without
     terms of rho for tau = 1, where F meets the constraint: no large numbers cancel.
+    Rows and columns are scaled by shifts of the potentials, which no sum underflows.
     """
     problem, found = lax.stop_gradient((problem, found))
-    a, b, exact = problem.a, problem.b, (problem.tau_a == 1, problem.tau_b == 1)
-    both = exact[0] & exact[1]
+    a, b, epsilon = problem.a, problem.b, problem.epsilon
+    exact_a, exact_b = problem.tau_a == 1, problem.tau_b == 1
+    both = exact_a & exact_b
 
-    def scaling(wanted, sums, exact):
-        ratio = jnp.where(sums > 0, wanted / jnp.where(sums > 0, sums, 1.0), 1.0)
-        return jnp.where(exact, jnp.where(both, jnp.minimum(ratio, 1.0), ratio), 1.0)
+    def shift(w, potential, transform, exact):
+        """eps log (wanted / sums); if the rest can be laid on, only down."""
+        change = jnp.where(w > 0, transform - potential, 0.0)
+        return jnp.where(exact, jnp.where(both, jnp.minimum(change, 0.0), change), 0.0)
 
-    def missing(wanted, sums):
-        return jnp.where(both, jnp.maximum(wanted - sums, 0.0), 0.0)
+    def missing(w, sums):
+        """Per weight."""
+        rest = jnp.where(both, jnp.maximum(w - sums, 0.0), 0.0)
+        return jnp.where(w > 0, rest / jnp.where(w > 0, w, 1.0), 0.0)
 
-    def per_weight(z, w):
-        return jnp.where(w > 0, z / jnp.where(w > 0, w, 1.0), 0.0)
-
-    u = scaling(a, row_sums(problem, found), exact[0])
-    columns = _sums(problem.T, found.T, u)
-    v = scaling(b, columns, exact[1])
-    rows = u * _sums(problem, found, v)
+    u = shift(a, found.phi, found.rows, exact_a)
+    phi = found.phi + u
+    cols = problem.to_cols(phi)
+    v = shift(b, found.psi, cols, exact_b)
+    psi = found.psi + v
+    made = Found(phi, psi, problem.to_rows(psi), cols)
+    sums = row_sums(problem, made), row_sums(problem.T, made.T)
     # What is still missing is laid on as a product of rows and columns.
-    s, t = missing(a, rows), missing(b, v * columns)
-    total = jnp.where(s.sum() > 0, s.sum(), 1.0)
-    of = (), (u, per_weight(s, a)), (v, per_weight(t / total, b))
-    gap = problem.epsilon * problem.plan_sum(terms.divergence, *found[:2], of).sum()
-    gap += _marginal_gap(problem, found.phi, rows)
-    return gap + _marginal_gap(problem.T, found.psi, v * columns)
-
-
-def _sums(problem: Problem, found: Found, v: jax.Array) -> jax.Array:
-    """P v, [m padded] to [n padded]; one pass."""
-    means = problem.average(found.psi, found.rows, v)
-    return row_sums(problem, found) * means
+    s, t = missing(a, sums[0]), missing(b, sums[1])
+    total = jnp.vdot(a, s)
+    t /= jnp.where(total > 0, total, 1.0)
+    of = (), (u / epsilon, s), (v / epsilon, t)
+    gap = epsilon * problem.plan_sum(terms.divergence, *found[:2], of).sum()
+    gap += _marginal_gap(problem, found.phi, sums[0])
+    gap += _marginal_gap(problem.T, found.psi, sums[1])
+    # Nothing can be made of a point all of whose pairs are forbidden.
+    stuck = jnp.any((a > 0) & jnp.isposinf(found.rows))
+    stuck |= jnp.any((b > 0) & jnp.isposinf(cols))
+    return jnp.where(stuck, jnp.inf, gap)
 
 
 def _marginal_gap(problem: Problem, phi: jax.Array, sums: jax.Array) -> jax.Array:

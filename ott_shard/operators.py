@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
-from ott_shard import moments, tile
+from ott_shard import entries, moments, tile
 from ott_shard.collectives import Axes, axis_max, axis_sum, position, stack
 from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
@@ -215,7 +215,7 @@ def plan_rows(
     def local(operands, row_args, col_args, sharpness, scale):
         phi, a = row_args
         shift = phi * sharpness
-        return a[:, None] * tile.local_plan(pairs.block, operands, shift, *col_args)
+        return a[:, None] * entries.local_plan(pairs.block, operands, shift, *col_args)
 
     (phi, psi), (a, b) = potentials, weights
     return _reduce_rows(pairs, local, (phi, a), (psi, b), epsilon, dense=True)
@@ -237,7 +237,7 @@ def largest(
 
     def local(operands, row_args, col_args, sharpness, scale):
         (phi, a), (b,) = row_args, col_args
-        own = tile.local_top(pairs.block, k, operands, b)
+        own = entries.local_top(pairs.block, k, operands, b)
         # [devices, n, k] to [n, devices k], in the order of the columns.
         exponents, places = (stack(part, pairs.col_axes) for part in own)
         places += len(b) * jnp.arange(len(places), dtype=jnp.int32)[:, None, None]
@@ -293,7 +293,7 @@ def quantiles(
         last = jnp.max(jnp.where(parts > 0, devices, 0), axis=0)
         owner = jnp.minimum(jnp.sum(ends <= level, axis=0, dtype=jnp.int32), last)
         rest = level - (ends[me] - parts[me])
-        column = tile.local_quantile(pairs.block, operands, shift, b, rest)
+        column = entries.local_quantile(pairs.block, operands, shift, b, rest)
         column = jnp.where(owner == me, column + me * len(b), 0)
         return axis_sum(column, pairs.col_axes)
 

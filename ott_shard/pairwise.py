@@ -4,6 +4,7 @@ What costs are made of: the one matrix product, sums over coordinates, safe powe
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -141,3 +142,8 @@ def _of_pair_jvp(primals, tangents):
         lambda fn, x, y: fn(x, y), (fn, x, jnp.where(kink, y + 1, y)), tangents
     )
     return of_pair(fn, x, y), jnp.where(kink, 0.0, tangent)
+
+
+def capped(t: jax.Array) -> jax.Array:
+    """`t` where its exponential is finite: 0 mass may stand far from all others."""
+    return jnp.minimum(t, 0.9 * math.log(jnp.finfo(t.dtype).max))

@@ -68,6 +68,8 @@ class Plan(PlanSums):
             _checks.scalar(name, tau, up_to=1.0, dtype=geom.dtype)
             for name, tau in (("tau_a", tau_a), ("tau_b", tau_b))
         )
+        taus = tuple(taus)
+        _checks.equal_mass(a, b, *taus)
         problem = Problem(geom.pairs, a, b, geom.schedule, *taus)
         phi = geom.potential("f", f, a, 0)
         psi = geom.potential("g", g, b, 1)
@@ -169,8 +171,9 @@ class Plan(PlanSums):
         The one of least cost among the 16 largest entries of every row and column, and
         what completes them; up to n = 2048 among all. On the host, by sparse and dense
         assignment of scipy, with the potentials as its start; not inside jit. Two
-        passes, and as many again for points that are left over, seldom more than once;
-        O(n k) memory on the host.
+        passes, and as many again for points that are left over; of many equal points
+        more (some columns are then drawn), for each halving of what is left. O(16 n)
+        memory on the host.
 
         Returns:
             An :class:`ott_shard.Assignment`: x_i goes to y[indices[i]].
@@ -204,7 +207,8 @@ class Plan(PlanSums):
                 = n exactly once), in ascending order; its y_j is drawn from the row.
 
         Returns:
-            (i, j), each [num_pairs] int32, rows of x and of y. Two passes over
+            (i, j), each [num_pairs] int32, rows of x and of y, -1 if the plan has no
+            mass or is not finite. Two passes over
             num_pairs x m; O(num_pairs d / rows + m d / cols + tile) memory on a device.
             Constants to differentiation.
 
@@ -248,7 +252,7 @@ class Plan(PlanSums):
         Yields:
             (i, j), each [batch_size] int32. j is drawn when a batch is asked for, by
             two passes over batch_size x m; with asynchronous dispatch that goes on
-            while the last batch is trained on. Not inside jit.
+            while the batch before it is trained on. Not inside jit.
 
         Raises:
             ValueError, TypeError: at the call, if an argument is out of range.
@@ -284,6 +288,6 @@ class Plan(PlanSums):
 def _found(problem: Problem, phi: jax.Array, psi: jax.Array) -> Found:
     """With c-transforms, which are also the potentials of points without weight."""
     rows, cols = problem.to_rows(psi), problem.to_cols(phi)
-    phi = jnp.where(problem.a > 0, phi, problem.tau_a * rows)
-    psi = jnp.where(problem.b > 0, psi, problem.tau_b * cols)
+    phi = jnp.where(problem.a > 0, phi, problem.settled(problem.tau_a * rows))
+    psi = jnp.where(problem.b > 0, psi, problem.T.settled(problem.tau_b * cols))
     return Found(phi, psi, rows, cols)

@@ -22,7 +22,7 @@ _MAX_DENSE_ENTRIES = 2**24  # 64 MiB in float32
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PlanSums:
-    """The part of :class:`ott_shard.Plan` that is sums over the plan.
+    """The part of :class:`ott_shard.Plan` that takes the plan as a whole.
 
     Attributes:
         geom: the geometry, with its scale and epsilon as numbers.
@@ -99,8 +99,9 @@ class PlanSums:
             axis: 0 or 1.
 
         Returns:
-            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass; O(n (d + k)
-            / rows + m (d + k) / cols + tile) memory on a device, one all-reduce.
+            [m] or [m, k] for axis 0, [n] or [n, k] for axis 1. One pass and one
+            all-reduce for every 2^23 / max(n / rows, m / cols) columns of v (at least
+            64); O(n (d + k) / rows + m (d + k) / cols + tile) memory on a device.
 
         Raises:
             ValueError: if v does not have one row per point or axis is not 0 or 1.
@@ -127,7 +128,10 @@ class PlanSums:
         return out if values.ndim == 2 else out[:, 0]
 
     def marginal(self, axis: Literal[0, 1]) -> jax.Array:
-        """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1)."""
+        """Sums of the plan: over rows, [m] (axis 0), or over columns, [n] (axis 1).
+
+        One pass, as `apply` of ones.
+        """
         _checks.choice("axis", axis, (0, 1))
         return self.apply(np.ones(self.geom.shape[axis]), axis)
 
@@ -156,7 +160,7 @@ class PlanSums:
 
     @property
     def transport_mass(self) -> jax.Array:
-        """Sum of the plan, scalar."""
+        """Sum of the plan, scalar; one pass."""
         return self.marginal(1).sum()
 
     @property
@@ -175,7 +179,7 @@ class PlanSums:
             Scalar, in units of the other cost. One pass.
 
         Raises:
-            ValueError, TypeError: if the shape or the mesh differs.
+            ValueError, TypeError: if the shape, the mesh or the dtype differs.
 
         Example:
             >>> import jax.numpy as jnp, ott_shard as otts
@@ -197,6 +201,11 @@ class PlanSums:
             raise ValueError(
                 f"other_geom must be on the mesh of the plan, {self.geom.mesh}, got "
                 f"{other_geom.mesh}: make it with mesh=out.geom.mesh"
+            )
+        if other_geom.dtype != self.geom.dtype:
+            raise ValueError(
+                f"other_geom must be of {self.geom.dtype}, as the plan, got "
+                f"{other_geom.dtype}"
             )
         other = other_geom.resolve(p.a, p.b).pairs
         return _cost(p, self._potentials, other)
@@ -229,23 +238,23 @@ class PlanSums:
     def normalized_entropy(self) -> jax.Array:
         """How blurred the plan is: 0 one-to-one, 1 independent; scalar, one pass.
 
-        (H(P) - H_max) / H_min with the larger and the smaller of H(a) and H(b), between
-        which and their sum H(P) lies, if P has these marginals. For uniform weights and
-        n = m it is H(P) / log n - 1, as in OTT.
+        (H(P) - H_max) / H_min with the larger and the smaller of H(a) and H(b), all of
+        them scaled to mass 1; H(P) lies between H_max and H_max + H_min, if P has these
+        marginals. For uniform weights and n = m it is H(P) / log n - 1, as in OTT.
         """
         p = self._one
-        return _normalized(self.entropy, p.a, p.b)
+        return _normalized(self.entropy, self.transport_mass, p.a, p.b)
 
     def rows(self, start: int, stop: int) -> jax.Array:
-        """The rows start to stop of the plan, [stop - start, m], split over the mesh.
+        """The rows start to stop of the plan, [stop - start, m].
 
         Args:
             start: at least 0.
             stop: at most n.
 
         Returns:
-            A dense block; its share of a pass, and memory for (stop - start) m entries
-            over the devices.
+            A dense block, computed by all devices; its share of a pass, and memory for
+            a few times its entries.
 
         Raises:
             ValueError, TypeError: if there are no such rows.
@@ -308,7 +317,10 @@ def _cost(problem: Problem, potentials, pairs: Pairs) -> jax.Array:
     """<C, P> with the costs of `pairs`."""
     phi, psi = potentials
     of = (pairs.cost, pairs.centre, pairs.scale), pairs.x, pairs.y
-    return problem.plan_sum(terms.cost, phi, psi, of).sum()
+    own = problem.pairs
+    block = own.block.within(pairs.block)
+    at = dataclasses.replace(problem, pairs=dataclasses.replace(own, block=block))
+    return at.plan_sum(terms.cost, phi, psi, of).sum()
 
 
 @jax.jit
@@ -328,10 +340,15 @@ def _entropy_of_plan(problem: Problem, found: Found) -> jax.Array:
 
 
 @jax.jit
-def _normalized(of_plan: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    low, high = jnp.sort(jnp.stack([entropy(a), entropy(b)]))
+def _normalized(of_plan: jax.Array, mass: jax.Array, a, b) -> jax.Array:
+    def at_mass_1(entropy, mass):
+        return entropy / mass + jnp.log(mass)
+
+    low, high = jnp.sort(jnp.stack([at_mass_1(entropy(w), w.sum()) for w in (a, b)]))
     # A plan of one row or one column is sharp and independent; call it sharp.
-    return jnp.where(low > 0, (of_plan - high) / jnp.where(low > 0, low, 1.0), 0.0)
+    some = low > 0
+    apart = at_mass_1(of_plan, mass) - high
+    return jnp.where(some, apart / jnp.where(some, low, 1.0), 0.0)
 
 
 def entropy(w: jax.Array) -> jax.Array:
@@ -346,11 +363,11 @@ def _log(w: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=4)
 def _rows(problem: Problem, phi, psi, start: jax.Array, size: int) -> jax.Array:
     """`size` rows of the plan from `start` on."""
-    pairs = problem.pairs
+    # To slice along a dimension that is split would gather all of it first.
+    pairs, index = problem.pairs, start + jnp.arange(size, dtype=jnp.int32)
 
     def some(z: jax.Array, pad: Literal["edge", "constant"] = "edge"):
-        part = jax.lax.dynamic_slice_in_dim(z, start, size)
-        return meshes.place(part, pairs.mesh, pairs.row_axes, pad=pad)
+        return meshes.place(z[index], pairs.mesh, pairs.row_axes, pad=pad)
 
     part = dataclasses.replace(pairs, x=some(pairs.x))
     weights = some(problem.a, "constant"), problem.b

@@ -19,7 +19,8 @@ class DualPotentials:
 
     They are c-transforms, f(x) = -tau_a eps log sum_j b_j exp((psi_j - C(x, y_j)) /
     eps) with psi = g - eps log b, and g likewise, without the weight of their own
-    point. At the points of the solution f is ``out.f - eps log a`` exactly, and g is
+    point. At the points of the solution f is ``out.f - eps log a`` exactly (of a cloud
+    with itself, whose updates are averaged, up to the marginal error), and g is
     ``out.g - eps log b`` up to the marginal error. New points are split over the mesh
     like the cloud that they belong to, and may be of any number. All is differentiable,
     in the new points and in what the solution was made of.
@@ -148,7 +149,7 @@ class DebiasedPotentials:
             [n', d]. Six passes.
 
         Raises:
-            ValueError: for any other cost, and for bad points.
+            ValueError, TypeError: for any other cost, and for bad points.
         """
         cost = self.between.problem.pairs.cost
         if not isinstance(cost, SqEuclidean):

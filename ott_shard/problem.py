@@ -82,6 +82,10 @@ class Problem:
         """The c-transform of phi, [n] to [m]."""
         return self.T.to_rows(phi, known)
 
+    def settled(self, phi: jax.Array) -> jax.Array:
+        """0 for points that are in no sum: without weight, all pairs forbidden."""
+        return jnp.where((self.a == 0) & jnp.isposinf(phi), 0.0, phi)
+
     def average(self, psi: jax.Array, rows: jax.Array, v: jax.Array) -> jax.Array:
         """Mean of v over the plan of each row, [m] or [m, k], for rows = to_rows(psi).
 

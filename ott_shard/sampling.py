@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ott_shard import mesh as meshes, operators
+from ott_shard.objective import row_sums
 from ott_shard.problem import Found, Problem
 
 
@@ -50,9 +52,12 @@ def draw_rows(
 ) -> jax.Array:
     """[num] int32, rows by their share of the mass."""
     problem, found = jax.lax.stop_gradient((problem, found))
-    masses = problem.a * jnp.exp((found.phi - found.rows) / problem.epsilon)
+    masses = row_sums(problem, found)
+    total = masses.sum()
     draw = systematic if method == "systematic" else independent
-    return draw(key, masses, num)
+    # Of what is no plan, nothing is drawn.
+    some = jnp.isfinite(total) & (total > 0)
+    return jnp.where(some, draw(key, jnp.where(some, masses, 1.0), num), -1)
 
 
 @jax.jit
@@ -70,7 +75,7 @@ def draw_columns(
     pairs = dataclasses.replace(pairs, x=x)
     ends = found.psi, rows, problem.b
     j = operators.quantiles(pairs, *ends, level, problem.epsilon)
-    return meshes.unpad(j, num)
+    return jnp.where(i < 0, -1, meshes.unpad(j, num))
 
 
 def _last(masses: jax.Array) -> jax.Array:
@@ -80,30 +85,62 @@ def _last(masses: jax.Array) -> jax.Array:
 
 
 def independent(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
-    """Indices i, each drawn by its share of the mass."""
-    ends = jnp.cumsum(masses)
-    level = ends[-1] * jax.random.uniform(key, (num,), masses.dtype)
-    index = jnp.searchsorted(ends, level, side="right").astype(jnp.int32)
+    """Indices i, each drawn by its share of the mass.
+
+    First a block of about sqrt(n) of them, then one in the block: a single uniform
+    number would not tell apart so many, nor would a single running sum.
+    """
+    n = len(masses)
+    size = math.isqrt(n - 1) + 1
+    blocks = jnp.pad(masses, (0, -n % size)).reshape(-1, size)
+    of_block, within = jax.random.uniform(key, (2, num), masses.dtype)
+    sums = blocks.sum(axis=1)
+    whole = jnp.zeros(num, jnp.int32)
+    block = _crossing(jnp.cumsum(sums)[None], whole, of_block)
+    index = block * size + _crossing(jnp.cumsum(blocks, axis=1), block, within)
     return jnp.minimum(index, _last(masses))
+
+
+def _crossing(ends: jax.Array, row: jax.Array, share: jax.Array) -> jax.Array:
+    """In each `row` of running sums the first that is above `share` of the last one."""
+    size = ends.shape[1]
+    level = share * ends[row, -1]
+
+    def halve(_, found):
+        low, high = found
+        middle = (low + high) // 2
+        above = ends[row, middle] > level
+        return jnp.where(above, low, middle + 1), jnp.where(above, middle, high)
+
+    none = jnp.zeros(len(row), jnp.int32)
+    steps = size.bit_length()
+    low, _ = jax.lax.fori_loop(0, steps, halve, (none, none + (size - 1)))
+    return jnp.minimum(low, size - 1)
 
 
 def systematic(key: jax.Array, masses: jax.Array, num: int) -> jax.Array:
     """Index i, in order, floor or ceil of num masses_i / sum masses times.
 
-    One uniform number shifts a grid. The whole parts, as integers, are kept out of the
-    running sum, which so many terms would round.
+    One uniform number shifts a grid. The running sum keeps whole parts, as integers,
+    apart from fractions: so many terms would round them away.
     """
     expected = masses * (num / masses.sum())
     rounding = 16 * jnp.finfo(masses.dtype).eps * expected
     whole = jnp.floor(expected + jnp.minimum(rounding, 1e-3))
     rest = jnp.maximum(expected - whole, 0.0)
     whole = whole.astype(jnp.int32)
+
+    def add(one, other):
+        sum = one[1] + other[1]
+        carried = jnp.floor(sum)
+        return one[0] + other[0] + carried.astype(jnp.int32), sum - carried
+
+    ends, fractions = jax.lax.associative_scan(add, (jnp.zeros_like(whole), rest))
+    shift = jax.random.uniform(key, (), masses.dtype)
+    grid = ends + jnp.floor(fractions + shift).astype(jnp.int32)
     left = num - whole.sum()
-    ends = jnp.cumsum(rest)
-    ends *= left / jnp.where(ends[-1] > 0, ends[-1], 1.0)
-    index = jnp.arange(len(masses), dtype=jnp.int32)
-    grid = jnp.floor(ends + jax.random.uniform(key, (), masses.dtype))
     grid = jnp.clip(grid, jnp.minimum(left, 0), jnp.maximum(left, 0))
+    index = jnp.arange(len(masses), dtype=jnp.int32)
     grid = jnp.where(index >= _last(masses), left, grid)
-    counts = whole + jnp.diff(grid.astype(jnp.int32), prepend=0)
+    counts = whole + jnp.diff(grid, prepend=0)
     return jnp.repeat(index, counts, total_repeat_length=num)

@@ -160,20 +160,20 @@ def run(
     if not (progress or watch):
         return _run(data, threshold, start, settings)
     problem, state = _start(lax.stop_gradient(data), start, settings)
-    if _checks.concrete(state.error) is None:
+    if _checks.concrete(state.now.error) is None:
         raise TypeError(
             f"{'progress' if progress else 'watch'} must be None inside jit and vmap, "
             f"got {progress or watch}: leave it out"
         )
     while bool(_unfinished(problem, state, threshold, settings.limits)):
-        begun, before = time.perf_counter(), int(state.iteration)
+        begun, before = time.perf_counter(), int(state.now.iteration)
         state = _advance(problem, state, settings)
-        error, iteration = float(state.error), int(state.iteration)
+        error, iteration = float(state.now.error), int(state.now.iteration)
         pace = (time.perf_counter() - begun) / (iteration - before)
         if progress:
             progress(term, iteration, error, pace)
         if watch:
-            watch(term, Snapshot.of(state, data[0]))
+            watch(term, state.now.unpadded(data[0]))
     return _finish(data, state, threshold, settings)
 
 
@@ -210,33 +210,32 @@ def _pose(data) -> Problem:
 def _start(data, start, settings: Settings) -> tuple[Problem, State]:
     problem, limits = _pose(data), settings.limits
     if isinstance(start, Snapshot):
-        return problem, _resumed(problem, start, limits)
+        now = start._replace(errors=start.history(limits.checks))
+        return problem, _state_at(problem, now, limits)
     phi = jnp.zeros_like(problem.a) if start is None else start
     psi = jnp.zeros_like(problem.b)
     if settings.symmetric and start is not None:
         psi = problem.pairs.T.mirror(phi)
     unknown = jnp.full((), jnp.inf, psi.dtype)
-    return problem, State(
+    now = Snapshot(
         phi,
         psi,
-        transform=_at(problem, jnp.int32(0), limits).to_cols(phi),
         iteration=jnp.int32(0),
         error=unknown,
         errors=jnp.full(limits.checks, -1, psi.dtype),
-        size=operators.cost_size(problem.pairs, problem.a, problem.b),
         floor=unknown,
         lowest=unknown,
         stale=jnp.int32(0),
     )
+    return problem, _state_at(problem, now, limits)
 
 
-def _resumed(problem: Problem, known: Snapshot, limits: Limits) -> State:
-    """The state that a snapshot is of."""
-    own = known._asdict() | {"errors": known.history(limits.checks)}
-    before = jnp.maximum(known.iteration - 1, 0)
+def _state_at(problem: Problem, now: Snapshot, limits: Limits) -> State:
+    """With what follows from it."""
+    before = jnp.maximum(now.iteration - 1, 0)
     return State(
-        **own,
-        transform=_at(problem, before, limits).to_cols(known.phi),
+        now,
+        transform=_at(problem, before, limits).to_cols(now.phi),
         size=operators.cost_size(problem.pairs, problem.a, problem.b),
     )
 
@@ -252,15 +251,16 @@ def _at(problem: Problem, iteration: jax.Array, limits: Limits) -> Problem:
 def _unfinished(
     problem: Problem, state: State, threshold: jax.Array, limits: Limits
 ) -> jax.Array:
-    on_the_way = problem.schedule.at(state.iteration - 1) > problem.epsilon
+    iteration, error = state.now.iteration, state.now.error
+    on_the_way = problem.schedule.at(iteration - 1) > problem.epsilon
     wanted = ~(_reached(state, threshold) | _stalled(state))
-    wanted |= (state.iteration < limits.min_iterations) | on_the_way
-    return (state.iteration < limits.max_iterations) & wanted & ~jnp.isnan(state.error)
+    wanted |= (iteration < limits.min_iterations) | on_the_way
+    return (iteration < limits.max_iterations) & wanted & ~jnp.isnan(error)
 
 
 def _reached(state: State, threshold: jax.Array) -> jax.Array:
     """The error is within the threshold whatever rounding adds to it."""
-    return state.error + state.floor <= threshold
+    return state.now.error + state.now.floor <= threshold
 
 
 def _stalled(state: State) -> jax.Array:
@@ -269,8 +269,8 @@ def _stalled(state: State) -> jax.Array:
     Without rounding it never rises (it is an L1 distance between marginals of
     alternating projections), but at a small epsilon it may rest for long.
     """
-    rests = (state.stale >= _PATIENCE) & (state.lowest <= 20 * state.floor)
-    return rests | (state.lowest <= state.floor)
+    rests = (state.now.stale >= _PATIENCE) & (state.now.lowest <= 20 * state.now.floor)
+    return rests | (state.now.lowest <= state.now.floor)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -279,45 +279,46 @@ def _advance(problem: Problem, state: State, settings: Settings) -> State:
     limits = settings.limits
     step = _symmetric_step if settings.symmetric else _step
     inner = jnp.minimum(
-        limits.inner_iterations, limits.max_iterations - state.iteration
+        limits.inner_iterations, limits.max_iterations - state.now.iteration
     )
 
     def body(k, potentials):
-        return step(_at(problem, state.iteration + k, limits), *potentials)
+        return step(_at(problem, state.now.iteration + k, limits), *potentials)
 
+    begun = state.now.phi, state.now.psi, state.transform
     if settings.implicit_diff is None:
         most = limits.inner_iterations
-        phi, psi, transform = loops.repeat(body, tuple(state[:3]), inner, most)
+        phi, psi, transform = loops.repeat(body, begun, inner, most)
     else:
-        phi, psi, transform = lax.fori_loop(0, inner, body, tuple(state[:3]))
-    iteration = state.iteration + inner
-    now = _at(problem, iteration - 1, limits)
-    error = objective.marginal_error(now, psi, transform)
+        phi, psi, transform = lax.fori_loop(0, inner, body, begun)
+    iteration = state.now.iteration + inner
+    at = _at(problem, iteration - 1, limits)
+    error = objective.marginal_error(at, psi, transform)
     check = (iteration - 1) // limits.inner_iterations
-    at_target = now.epsilon <= problem.epsilon
-    better = ~at_target | (error < state.lowest)
-    return State(
+    at_target = at.epsilon <= problem.epsilon
+    better = ~at_target | (error < state.now.lowest)
+    lowest = jnp.fmin(error, state.now.lowest)
+    now = Snapshot(
         phi,
         psi,
-        transform,
         iteration,
         error,
-        errors=state.errors.at[check].set(error),
-        size=state.size,
-        floor=objective.error_floor(now, phi, psi, state.size),
-        lowest=jnp.where(at_target, jnp.fmin(error, state.lowest), state.lowest),
-        stale=jnp.where(better, 0, state.stale + 1),
+        errors=state.now.errors.at[check].set(error),
+        floor=objective.error_floor(at, phi, psi, state.size),
+        lowest=jnp.where(at_target, lowest, state.now.lowest),
+        stale=jnp.where(better, 0, state.now.stale + 1),
     )
+    return State(now, transform, state.size)
 
 
 def _step(problem: Problem, _, psi, transform):
-    psi = problem.tau_b * transform
-    phi = problem.tau_a * problem.to_rows(psi)
+    psi = problem.T.settled(problem.tau_b * transform)
+    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
     return phi, psi, problem.to_cols(phi)
 
 
 def _symmetric_step(problem: Problem, _, psi, transform):
-    psi = (psi + problem.tau_b * transform) / 2
+    psi = problem.T.settled((psi + problem.tau_b * transform) / 2)
     phi = problem.pairs.mirror(psi)
     return phi, psi, problem.to_cols(phi)
 
@@ -328,8 +329,8 @@ def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput
     if settings.symmetric:
         rows = problem.pairs.mirror(state.transform)
     else:
-        rows = state.phi / problem.tau_a  # see _step
-    found = Found(state.phi, state.psi, rows, state.transform)
+        rows = state.now.phi / problem.tau_a  # see _step
+    found = Found(state.now.phi, state.now.psi, rows, state.transform)
     if how is None:
         value = objective.dual_objective(problem, found)
     else:
@@ -341,10 +342,10 @@ def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput
         found=found,
         implicit_diff=how,
         reg_ot_cost=value,
-        marginal_error=state.error,
-        error_floor=state.floor,
-        errors=state.errors,
-        n_iters=state.iteration,
+        marginal_error=state.now.error,
+        error_floor=state.now.floor,
+        errors=state.now.errors,
+        n_iters=state.now.iteration,
         code=_status(problem, state, value, threshold),
     )
 
@@ -361,7 +362,8 @@ def _status(problem: Problem, state: State, value, threshold) -> jax.Array:
         & ~(jnp.any(a < 0) | jnp.any(b < 0))
         & (jnp.any(taus < 1) | (jnp.abs(a.sum() - b.sum()) <= slack))
     )
-    finite = jnp.isfinite(value + state.error + state.phi.sum() + state.psi.sum())
+    potentials = state.now.phi.sum() + state.now.psi.sum()
+    finite = jnp.isfinite(value + state.now.error + potentials)
     code = jnp.where(_stalled(state), Status.STALLED, Status.MAX_ITERATIONS)
     code = jnp.where(_reached(state, threshold), Status.CONVERGED, code)
     code = jnp.where(finite, code, Status.NOT_FINITE)

@@ -56,34 +56,6 @@ class Settings(NamedTuple):
     symmetric: bool = False
 
 
-class State(NamedTuple):
-    """Where the iteration is.
-
-    Attributes:
-        phi: [n padded].
-        psi: [m padded].
-        transform: [m padded], the c-transform of phi.
-        iteration: how many are done.
-        error: of the marginal, at the last check.
-        errors: at all checks.
-        size: of the numbers that costs are computed from.
-        floor: the error that rounding makes besides, about.
-        lowest: the smallest error at the target epsilon.
-        stale: how many checks ago that was.
-    """
-
-    phi: jax.Array
-    psi: jax.Array
-    transform: jax.Array
-    iteration: jax.Array
-    error: jax.Array
-    errors: jax.Array
-    size: jax.Array
-    floor: jax.Array
-    lowest: jax.Array
-    stale: jax.Array
-
-
 class Snapshot(NamedTuple):
     """A state to go on from: what ``solve(..., watch=)`` shows at every check.
 
@@ -111,13 +83,10 @@ class Snapshot(NamedTuple):
     lowest: jax.Array
     stale: jax.Array
 
-    @classmethod
-    def of(cls, state: State, geom: PointCloud) -> "Snapshot":
-        """Without padding, and without what can be computed again."""
-        fields = {name: getattr(state, name) for name in cls._fields}
-        fields["phi"] = meshes.unpad(state.phi, geom.n)
-        fields["psi"] = meshes.unpad(state.psi, geom.m)
-        return cls(**fields)
+    def unpadded(self, geom: PointCloud) -> "Snapshot":
+        """The same for the points that a geometry was made of."""
+        phi, psi = meshes.unpad(self.phi, geom.n), meshes.unpad(self.psi, geom.m)
+        return self._replace(phi=phi, psi=psi)
 
     def placed(self, geom: PointCloud) -> "Snapshot":
         """Padded and placed for a geometry.
@@ -138,9 +107,25 @@ class Snapshot(NamedTuple):
                     "snapshot is of one problem; for another give its f and g"
                 )
             ends[name] = meshes.place(potential.astype(geom.dtype), geom.mesh, axes)
+        for name in ("error", "errors", "floor", "lowest"):
+            ends[name] = jnp.asarray(getattr(self, name), geom.dtype)
         return self._replace(**ends)
 
     def history(self, checks: int) -> jax.Array:
         """The errors for a run of so many checks."""
         known = jnp.asarray(self.errors)[:checks]
         return jnp.full(checks, -1, known.dtype).at[: len(known)].set(known)
+
+
+class State(NamedTuple):
+    """Where the iteration is.
+
+    Attributes:
+        now: all that cannot be computed again, its potentials padded.
+        transform: [m padded], the c-transform of phi.
+        size: of the numbers that costs are computed from.
+    """
+
+    now: Snapshot
+    transform: jax.Array
+    size: jax.Array

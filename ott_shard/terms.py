@@ -6,6 +6,8 @@ Each is per unit of a_i b_j: with densities D_ij = P_ij / (a_i b_j) = exp(e_ij).
 import jax
 import jax.numpy as jnp
 
+from ott_shard.pairwise import capped
+
 
 def cost(precision, shared, x, y, exponents, density) -> jax.Array:
     """D_ij C_ij, for shared = (cost, centre, scale) and any points x and y."""
@@ -21,12 +23,12 @@ def log_density(precision, shared, x, y, exponents, density) -> jax.Array:
 
 
 def divergence(precision, shared, rows, cols, exponents, density) -> jax.Array:
-    """F log(F / D) - F + D, for F_ij = u_i v_j D_ij + s_i t_j.
+    """F log(F / D) - F + D, for F_ij = D_ij exp(u_i + v_j) + s_i t_j.
 
     With rows = (u, s) and cols = (v, t). Infinite where F has mass and D none.
     """
     (u, s), (v, t) = rows, cols
-    scaling, extra = u[:, None] * v, s[:, None] * t
-    other = scaling * density + extra
-    ratio = jnp.logaddexp(jnp.log(scaling), jnp.log(extra) - exponents)
+    scaling, extra = u[:, None] + v, s[:, None] * t
+    other = jnp.exp(capped(exponents + scaling)) + extra
+    ratio = jnp.logaddexp(scaling, jnp.log(extra) - exponents)
     return jnp.where(other > 0, other * ratio, 0.0) - other + density

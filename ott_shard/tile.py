@@ -11,7 +11,6 @@ whole scan makes the scan itself keep nothing but its inputs.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,12 +21,12 @@ from jax import lax
 from ott_shard.collectives import Axes, axis_sum, combine_lse, match_varying
 from ott_shard.costs import BilinearCost, CostFn
 from ott_shard.forward import active, partial_jvp
-from ott_shard.pairwise import inner
+from ott_shard.pairwise import capped, inner
 
 Tree = Any
 
 
-# The most numbers that a matrix times the plan has in one part of it: 32 MiB.
+# The most numbers that a matrix times the plan has in one part: 32 MiB in float32.
 _MAX_PART = 2**23
 
 
@@ -46,6 +45,11 @@ class Block(NamedTuple):
     cols: int
     precision: str
     classes: tuple[type, ...]
+
+    def within(self, other: "Block") -> "Block":
+        """For work that both are for."""
+        rows, cols = min(self.rows, other.rows), min(self.cols, other.cols)
+        return Block(rows, cols, self.precision, self.classes + other.classes)
 
 
 class Operands(NamedTuple):
@@ -106,9 +110,9 @@ def fold_tiles(
     """
     n = jax.tree.leaves(rows)[0].shape[0]
     init = match_varying(init, init, rows, cols, keep)
-    row_blocks = _blocks(rows, block.rows, mode="edge")
-    col_blocks = _blocks(cols, block.cols, mode="edge")
-    keep_blocks = _blocks(keep, block.cols, mode="constant")
+    row_blocks = blocks(rows, block.rows, mode="edge")
+    col_blocks = blocks(cols, block.cols, mode="edge")
+    keep_blocks = blocks(keep, block.cols, mode="constant")
     body = jax.checkpoint(body)
 
     def over_rows(_, rows_b):
@@ -125,7 +129,7 @@ def fold_tiles(
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:n], out)
 
 
-def _blocks(tree: Tree, size: int, mode: str) -> Tree:
+def blocks(tree: Tree, size: int, mode: str) -> Tree:
     """[n, ...] to [count, size', ...] with size' <= size, padded in `mode`."""
 
     def split(leaf: jax.Array) -> jax.Array:
@@ -160,7 +164,7 @@ def local_lse(
     needs only its own output, so nothing of this scan is ever differentiated.
     """
     (y, h), positive = operands.cols, weights > 0
-    h = h + _log_of_positive(weights)
+    h = h + log_of_positive(weights)
 
     def body(carry, rows, cols, keep):
         top, total = carry
@@ -213,7 +217,7 @@ local_known_lse.defjvp(_weighted_average(local_known_lse), symbolic_zeros=True)
 
 def _local_average(block, primals, tangents, lse):
     (operands, weights), (operands_dot, weights_dot) = primals, tangents
-    weights = _as_rounded(operands, weights)
+    weights = as_rounded(operands, weights)
     shift = jnp.where(jnp.isneginf(lse), 0.0, lse)
 
     def body(total, rows, cols, keep):
@@ -226,7 +230,7 @@ def _local_average(block, primals, tangents, lse):
         slope = 0.0 if z_dot is None else b * z_dot
         if b_dot is not None:
             slope += b_dot
-        return total + jnp.sum(_density(z - shift[:, None], keep) * slope, axis=1)
+        return total + jnp.sum(density(z - shift[:, None], keep) * slope, axis=1)
 
     return fold_tiles(
         body,
@@ -238,24 +242,24 @@ def _local_average(block, primals, tangents, lse):
     )
 
 
-def _as_rounded(operands: Operands, weights: jax.Array) -> jax.Array:
+def as_rounded(operands: Operands, weights: jax.Array) -> jax.Array:
     """The weights b that the sum h + log b of :func:`local_lse` in fact stands for.
 
     For equal weights that rounding is the same in all of a row, and so would be felt:
     the shares of a row, exp(z_ij - lse_i) b_j, would not sum to 1.
     """
-    h, log = operands.cols[1], _log_of_positive(weights)
+    h, log = operands.cols[1], log_of_positive(weights)
     return weights * jnp.exp(lax.stop_gradient((h + log) - h - log))
 
 
-def _log_of_positive(weights: jax.Array) -> jax.Array:
+def log_of_positive(weights: jax.Array) -> jax.Array:
+    """log, 0 where there is no weight."""
     return jnp.log(jnp.where(weights > 0, weights, 1.0))
 
 
-def _density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
+def density(exponents: jax.Array, keep: jax.Array) -> jax.Array:
     """exp, capped: far from all mass a pair of two weights of zero would overflow."""
-    cap = 0.9 * math.log(jnp.finfo(exponents.dtype).max)
-    return jnp.where(keep, jnp.exp(jnp.minimum(exponents, cap)), 0.0)
+    return jnp.where(keep, jnp.exp(capped(exponents)), 0.0)
 
 
 def local_apply(
@@ -274,7 +278,7 @@ def local_apply(
     each by a scan and a sum of its own: what these copy is then of the size of a few
     tiles.
     """
-    (m, k), n, weights = values.shape, len(shift), _as_rounded(operands, weights)
+    (m, k), n, weights = values.shape, len(shift), as_rounded(operands, weights)
     most = max(64, _MAX_PART // max(n, m))
 
     def some(part):
@@ -301,8 +305,8 @@ def _apply_to_few(block, operands, shift, row_weights, weights, values):
     def body(total, rows, cols, keep):
         (x, shift, a), (cols, b, values) = rows, cols
         z = exponent(block.precision, operands.shared, x, cols)
-        density = a[:, None] * _density(z + shift[:, None], keep)
-        return total + inner(density, (b[:, None] * values).T, block.precision)
+        mass = a[:, None] * density(z + shift[:, None], keep)
+        return total + inner(mass, (b[:, None] * values).T, block.precision)
 
     init = jnp.zeros(values.shape[1], jnp.result_type(shift, values))
     rows, cols = (operands.rows, shift, row_weights), (operands.cols, weights, values)
@@ -332,78 +336,10 @@ def local_sum(
     def body(total, rows, cols, keep):
         (x, shift, rows), (y, b, cols) = rows, cols
         e = exponent(block.precision, operands.shared, x, y) + shift[:, None]
-        tile = term(block.precision, shared, rows, cols, e, _density(e, keep))
+        tile = term(block.precision, shared, rows, cols, e, density(e, keep))
         return total + jnp.sum(jnp.where(keep, b * tile, 0.0), axis=1)
 
     init, keep = jnp.zeros((), shift.dtype), jnp.ones_like(weights, bool)
     rows = operands.rows, shift, rows
-    cols = operands.cols, _as_rounded(operands, weights), cols
+    cols = operands.cols, as_rounded(operands, weights), cols
     return fold_tiles(body, init, rows, cols, keep, block)
-
-
-def local_plan(
-    block: Block, operands: Operands, shift: jax.Array, weights: jax.Array
-) -> jax.Array:
-    """b_j exp(z_ij + shift_i) itself, [n, m]: the only array of this size."""
-    z = exponent(block.precision, operands.shared, operands.rows, operands.cols)
-    density = _density(z + shift[:, None], jnp.ones_like(weights, bool))
-    return density * _as_rounded(operands, weights)
-
-
-def local_top(
-    block: Block, k: int, operands: Operands, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The k largest z_ij + log b_j of the columns of this device, and their j, [n, k].
-
-    In descending order, of equals the first. -inf and any j where there are fewer.
-    """
-    (y, h), positive = operands.cols, weights > 0
-
-    def body(carry, rows, cols, keep):
-        best, places = carry
-        cols, columns = cols
-        z = exponent(block.precision, operands.shared, rows, cols)
-        z = jnp.concatenate([best, jnp.where(keep, z, -jnp.inf)], axis=1)
-        best, winners = lax.top_k(z, k)
-        old = jnp.take_along_axis(places, jnp.minimum(winners, k - 1), axis=1)
-        new = columns[jnp.maximum(winners - k, 0)]
-        return best, jnp.where(winners < k, old, new)
-
-    init = jnp.full(k, -jnp.inf, h.dtype), jnp.zeros(k, jnp.int32)
-    cols = (y, h + _log_of_positive(weights)), jnp.arange(len(h), dtype=jnp.int32)
-    return fold_tiles(body, init, operands.rows, cols, positive, block)
-
-
-def local_quantile(
-    block: Block,
-    operands: Operands,
-    shift: jax.Array,
-    weights: jax.Array,
-    level: jax.Array,
-) -> jax.Array:
-    """The first column at which sum_j b_j exp(z_ij + shift_i) is above `level`, [n].
-
-    The last one with mass where it is above at none.
-    """
-    weights = _as_rounded(operands, weights)
-
-    def body(carry, rows, cols, keep):
-        (below, count, last), (x, shift, level) = carry, rows
-        cols, b, columns = cols
-        z = exponent(block.precision, operands.shared, x, cols)
-        mass = jnp.where(keep, b * _density(z + shift[:, None], keep), 0.0)
-        sums = below[:, None] + jnp.cumsum(mass, axis=1)
-        count += jnp.sum(keep & (sums <= level[:, None]), axis=1, dtype=count.dtype)
-        last = jnp.maximum(last, jnp.where(mass > 0, columns, 0).max(axis=1))
-        return sums[:, -1], count, last
-
-    none = jnp.int32(0)
-    _, count, last = fold_tiles(
-        body,
-        (jnp.zeros((), shift.dtype), none, none),
-        (operands.rows, shift, level),
-        (operands.cols, weights, jnp.arange(len(weights), dtype=jnp.int32)),
-        jnp.ones_like(weights, bool),
-        block,
-    )
-    return jnp.minimum(count, last)

@@ -1,6 +1,7 @@
 """Where the iteration starts: earlier solutions, potentials, guesses."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as ref
@@ -119,17 +120,39 @@ def out_weights(out):
     return p.a, p.b, p.tau_a, p.tau_b
 
 
-def test_no_cloud_is_gathered():
-    """Moments are sums over devices, and a start takes no dense array."""
-    start = initializers.Gaussian()
+def test_a_start_from_what_failed_or_is_far():
+    """New points with no allowed partner there, and a solution that is NaN."""
 
-    def run(x, y):
-        geom = otts.PointCloud(x, y, epsilon=1.0, mesh=otts.make_mesh(4, 2))
-        return otts.solve(geom, init=start, max_iterations=1).reg_ot_cost
+    def cost(x, y):
+        same = jnp.round(x[0]) == jnp.round(y[0])
+        return jnp.where(same, jnp.sum((x - y) ** 2), jnp.inf)
 
-    cloud = jax.ShapeDtypeStruct((50_000, 8), np.float32)
-    compiled = jax.jit(run).lower(cloud, cloud).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 32 * 2**20
+    def solve(kind, init=None):
+        x = np.stack([np.full(8, kind), np.linspace(0, 1, 8)], 1).astype(np.float32)
+        options = dict(cost_fn=cost, epsilon=0.1, mesh=otts.make_mesh(2, 2))
+        return otts.solve(otts.PointCloud(x, x[:, ::1] + 0.1, **options), init=init)
+
+    first = solve(1.0)
+    assert solve(2.0, init=first).status is otts.Status.CONVERGED
+    bad = otts.DualPotentials(first.problem, first.phi * np.nan, first.psi * np.nan)
+    assert solve(1.0, init=bad).status is otts.Status.CONVERGED
+
+
+def test_a_snapshot_of_another_dtype():
+    x, y = clouds(13, 9)
+    kept = []
+    solve(x, y, watch=lambda term, now: kept.append(jax.device_get(now)))
+    wide = jax.tree.map(lambda z: np.asarray(z, z.dtype.str.replace("4", "8")), kept[0])
+    assert wide.phi.dtype == np.float64
+    again = solve(x, y, init=wide._replace(iteration=kept[0].iteration))
+    assert again.f.dtype == np.float32 and again.converged
+
+
+def test_another_mesh_inside_jit_is_said():
+    x, y = clouds(13, 9)
+    first = solve(x, y, mesh=otts.make_mesh(2, 1))
+    with pytest.raises(ValueError, match="init must be of the same mesh inside jit"):
+        jax.jit(lambda o: solve(x, y, init=o, mesh=otts.make_mesh(1, 2)).f)(first)
 
 
 @pytest.mark.wide

@@ -162,7 +162,10 @@ def test_assignment_around_forbidden_pairs():
     # Three points stand where two of the others do.
     geom = otts.PointCloud(x, x[::-1].clip(0.1) // 1 + 0.1, cost_fn=cost, epsilon=0.1)
     plan = otts.Plan.from_potentials(geom, np.zeros(40), np.zeros(40))
-    assert plan.assignment().cost < 1
+    costs = ref.sqeuclidean(np.float64(x), np.float64(geom.y))
+    apart = np.floor(np.float64(x)) != np.floor(np.float64(geom.y)).T
+    best = scipy.optimize.linear_sum_assignment(np.where(apart, np.inf, costs))
+    np.testing.assert_allclose(plan.assignment().cost, costs[best].mean(), rtol=1e-3)
     geom = otts.PointCloud(x, x[::-1] * 0.5, cost_fn=cost, epsilon=0.1)
     plan = otts.Plan.from_potentials(geom, np.zeros(40), np.zeros(40))
     with pytest.raises(ValueError, match="assignment must be possible"):
@@ -204,3 +207,34 @@ def test_an_assignment_needs_equal_weights_and_numbers():
         otts.solve(geom, b=weights).assignment()
     with pytest.raises(TypeError, match="assignment must not be inside jit"):
         jax.jit(lambda: otts.solve(geom).assignment())()
+
+
+def test_assignment_of_equal_points(monkeypatch):
+    """Four places for 600 points, in few passes, at the least cost."""
+    monkeypatch.setattr(matching, "_MAX_EXACT", 16)
+    calls, largest = [], matching._largest
+    monkeypatch.setattr(matching, "_largest", lambda *a: calls.append(1) or largest(*a))
+    rng = np.random.default_rng(0)
+    x = rng.permutation(np.repeat(np.eye(4), 150, 0)).astype(np.float32)
+    y = rng.permutation(x) + np.float32(0.25)
+    out = otts.solve(otts.PointCloud(x, y, epsilon=0.2, mesh=otts.make_mesh(2, 1)))
+    got = out.assignment()
+    np.testing.assert_array_equal(np.sort(got.indices), np.arange(600))
+    np.testing.assert_allclose(
+        got.cost, exact(np.float64(x), np.float64(y))[1], rtol=1e-4
+    )
+    assert len(calls) <= 2 * 12
+
+
+def test_no_assignment_of_nan(monkeypatch):
+    """Refused before anything of n x n is made."""
+    monkeypatch.setattr(matching, "_MAX_EXACT", 16)
+    monkeypatch.setattr(matching, "_reduced_costs", None)
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    out = otts.solve(otts.PointCloud(x, x, epsilon=1.0, mesh=otts.make_mesh(1, 1)))
+    nan = jax.tree.map(lambda z: z * np.nan, out.found)
+    plan = otts.Plan(out.geom, out.problem, nan)
+    with pytest.raises(ValueError, match="assignment must be possible"):
+        plan.assignment()
+    i, j = plan.sample(jax.random.key(0), 5)
+    assert np.all(i == -1) and np.all(j == -1)

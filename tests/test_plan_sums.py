@@ -3,9 +3,11 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference as ref
+from test_memory import gathered
 
 import ott_shard as otts
 from ott_shard import tile
@@ -93,7 +95,7 @@ def test_scalars(mesh, dtype, taus):
     for got, want in (
         (primal, s.primal_cost),
         (spread, entropy(s.plan.ravel())),
-        (normalized, (entropy(s.plan.ravel()) - high) / low),
+        (normalized, (entropy(s.plan.ravel() / s.plan.sum()) - high) / low),
         (at_other, (other * s.plan).sum()),
         (gap, objective(s, rounded(s)) - s.reg_ot_cost),
     ):
@@ -117,6 +119,84 @@ def test_the_gap_closes():
         assert value <= best + 1e-12 and best <= value + gap + 1e-12
     gaps = [gap for _, gap in ends]
     assert gaps == sorted(gaps, reverse=True) and 0 <= gaps[-1] < 1e-10 < gaps[0]
+
+
+@pytest.mark.parametrize("taus", [(1.0, 0.9), (0.8, 1.0)])
+def test_the_gap_of_potentials_far_off(taus):
+    """A row whose sum underflows must still be filled: the gap grows, without end."""
+    with jax.enable_x64(True):
+        p = ref.problem(6, 5, zeros=False, dtype=np.float64)
+    x, y, a, b = p.cast(np.float32)
+    geom = otts.PointCloud(x, y, epsilon=0.5, mesh=otts.make_mesh(2, 4))
+    tau_a, tau_b = taus
+    out = otts.solve(geom, a, b, tau_a=tau_a, tau_b=tau_b, threshold=1e-5)
+    f, g, gaps = np.array(out.f), np.array(out.g), []
+    for lower in (0, 20, 200):
+        moved = f - lower * (np.arange(6) == 0), g - lower * (np.arange(5) == 0)
+        ends = (moved[0], g) if tau_a == 1 else (f, moved[1])
+        plan = otts.Plan.from_potentials(geom, *ends, a, b, tau_a=tau_a, tau_b=tau_b)
+        gaps.append(float(plan.duality_gap))
+    # What has to be raised again has the weight of a point.
+    weight = float(a[0] if tau_a == 1 else b[0])
+    assert gaps[0] < 1e-4 < gaps[1]
+    np.testing.assert_allclose(gaps[2] - gaps[1], weight * 180, rtol=0.1)
+
+
+@pytest.mark.parametrize("mass", [0.1, 2.0, 30.0])
+def test_normalized_entropy_of_any_mass(mass):
+    p = ref.problem(13, 21)
+    x, y, a, b = p.cast(np.float32)
+    geom = otts.PointCloud(x, y, epsilon=0.3, mesh=otts.make_mesh(1, 1))
+    own, scaled = (
+        otts.Plan.from_potentials(geom, f, f[:13].sum() + np.zeros(21), w * a, w * b)
+        for w, f in ((1.0, np.zeros(13)), (mass, np.full(13, 0.3 * np.log(mass))))
+    )
+    got, want = float(scaled.normalized_entropy), float(own.normalized_entropy)
+    plan = np.asarray(own.matrix, np.float64)
+    plan /= plan.sum()
+    low, high = sorted([entropy(p.a), entropy(p.b)])
+    expected = (entropy(plan.ravel()) - high) / low
+    np.testing.assert_allclose(want, expected, rtol=1e-4)
+    assert np.isfinite(got)
+    plan = np.asarray(scaled.matrix, np.float64)
+    expected = (entropy((plan / plan.sum()).ravel()) - high) / low
+    np.testing.assert_allclose(got, expected, rtol=1e-3)
+
+
+def kinds(x, y):
+    """Infinite between kinds, which the first coordinate names."""
+    same = jnp.round(x[0]) == jnp.round(y[0])
+    return jnp.where(same, jnp.sum((x - y) ** 2), jnp.inf)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_points_without_weight_or_partner(axis):
+    """All pairs forbidden, but no weight: the others do not see it."""
+    rng = np.random.default_rng(0)
+    points = np.stack([np.repeat([0, 1, 2], 4), *rng.normal(0, 0.3, (2, 12))], axis=1)
+    points = points.astype(np.float32)
+    lonely = np.float32([[7.0, 0.0, 0.0]])
+    clouds = [np.concatenate([points, lonely]), points[::-1] + np.float32([0, 0.1, 0])]
+    weights = [np.float32([1 / 12] * 12 + [0]), np.float32([1 / 12] * 12)]
+    if axis == 1:
+        clouds, weights = clouds[::-1], weights[::-1]
+    options = dict(cost_fn=kinds, epsilon=0.2, mesh=otts.make_mesh(2, 2))
+    with_it = otts.solve(otts.PointCloud(*clouds, **options), *weights)
+    without = [z[:12] for z in clouds], [w[:12] for w in weights]
+    alone = otts.solve(otts.PointCloud(*without[0], **options), *without[1])
+    assert with_it.status is otts.Status.CONVERGED
+    for name in ("reg_ot_cost", "dual_cost", "entropy", "primal_cost"):
+        got, want = getattr(with_it, name), getattr(alone, name)
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=name)
+    ref.assert_close(np.asarray(with_it.matrix)[:12, :12], alone.matrix, 1e-5)
+    plan = otts.Plan.from_potentials(with_it.geom, with_it.f, with_it.g, *weights)
+    np.testing.assert_allclose(plan.entropy, alone.entropy, rtol=1e-5)
+    slope = jax.grad(
+        lambda x: (
+            otts.solve(otts.PointCloud(x, clouds[1], **options), *weights).reg_ot_cost
+        )
+    )(clouds[0])
+    assert np.all(np.isfinite(slope))
 
 
 def test_sharp_and_blurred():
@@ -203,6 +283,42 @@ def test_potentials_from_a_file(mesh, dtype):
     ref.assert_close(got, want, tol)
 
 
+def pot(out):
+    return out.to_dual_potentials()
+
+
+# Of a solution, and x.
+GATHERLESS = {
+    "start": lambda out, x: (
+        otts.solve(
+            otts.PointCloud(x + 1, x, epsilon=1.0, mesh=out.geom.mesh),
+            init=out,
+            max_iterations=1,
+        ).reg_ot_cost
+    ),
+    "gaussian": lambda out, x: (
+        otts.solve(
+            otts.PointCloud(x + 1, x, epsilon=1.0, mesh=out.geom.mesh),
+            init=otts.initializers.Gaussian(),
+            max_iterations=1,
+        ).reg_ot_cost
+    ),
+    "subsample": lambda out, x: (
+        otts.solve(
+            otts.PointCloud(x + 1, x, epsilon=1.0, mesh=out.geom.mesh),
+            init=otts.initializers.Subsample(64, max_iterations=1),
+            max_iterations=1,
+        ).reg_ot_cost
+    ),
+    "hard": lambda out, x: pot(out).f(x, hard=True),
+    "transport": lambda out, x: pot(out).transport(x),
+    "barycentric_map": lambda out, x: out.barycentric_map(),
+    "top_k": lambda out, x: out.top_k(5, 1),
+    "sample": lambda out, x: out.sample(jax.random.key(0), 100),
+    "duality_gap": lambda out, x: out.duality_gap,
+}
+
+
 OPERATIONS = {
     "entropy": lambda out, v: out.entropy,
     "duality_gap": lambda out, v: out.duality_gap,
@@ -216,6 +332,43 @@ OPERATIONS = {
     "apply": lambda out, v: out.apply(v, 1),
     "to_bcoo": lambda out, v: out.to_bcoo(k=10).data,
 }
+
+
+@pytest.mark.parametrize(
+    "name", ["rows", *(pytest.param(n, marks=pytest.mark.wide) for n in GATHERLESS)]
+)
+def test_nothing_gathers_a_cloud(name):
+    """On 4 x 2 devices no result of an all-gather is of the size of a cloud."""
+    n, d = 4096, 64
+
+    def run(x, y):
+        geom = otts.PointCloud(x, y, epsilon=1.0, mesh=otts.make_mesh(4, 2))
+        out = otts.solve(geom, max_iterations=1)
+        return (GATHERLESS | {"rows": lambda out, x: out.rows(5, 69)})[name](out, x)
+
+    cloud = jax.ShapeDtypeStruct((n, d), np.float32)
+    sizes = gathered(jax.jit(run).lower(cloud, cloud).compile().as_text())
+    assert all(size < n * d for size in sizes), sizes
+
+
+def test_a_costly_cost_in_a_block():
+    """A cost that makes d numbers of each pair is still computed by small tiles."""
+
+    def sorted_apart(x, y):
+        return jnp.sum(jnp.sort(jnp.abs(x - y)) * jnp.arange(len(x)))
+
+    def run(x):
+        mesh = otts.make_mesh(1, 1)
+        options = dict(cost_fn=sorted_apart, epsilon=1.0, mesh=mesh)
+        geom = otts.PointCloud(x, x + 1, **options)
+        out = otts.solve(geom, max_iterations=1)
+        squared = otts.PointCloud(x, x, epsilon=1.0, mesh=mesh)
+        plan = otts.Plan.from_potentials(squared, x[:, 0], x[:, 1])
+        return out.rows(0, 1024), plan.transport_cost_at_geom(geom)
+
+    cloud = jax.ShapeDtypeStruct((4096, 50), np.float32)
+    memory = jax.jit(run).lower(cloud).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 100 * 2**20  # one array of pairs x d is 800
 
 
 @pytest.mark.parametrize(
@@ -275,6 +428,13 @@ def small():
             ),
             ValueError,
             "other_geom must be on the mesh of the plan",
+        ),
+        (
+            lambda out: otts.Plan.from_potentials(
+                out.geom, out.f, out.g, b=np.full(4, 0.5)
+            ),
+            ValueError,
+            "a and b must have the same total mass",
         ),
         (
             lambda out: otts.Plan.from_potentials(out.geom, out.g, out.g),

@@ -85,6 +85,8 @@ def test_the_map_is_a_gradient():
         moved = jax.jvp(pot.transport, (new,), (v,))[1]
         ends = [pot.transport(new + h * v) for h in (1e-6, -1e-6)]
         np.testing.assert_allclose(moved, (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
+        several = jax.vmap(pot.transport)(np.stack([new, new + v]))
+        ref.assert_close(several[0], pot.transport(new), 1e-12)
         one = jax.jit(lambda out, x: out.to_dual_potentials().transport(x[None])[0])
         np.testing.assert_allclose(one(out, new[3]), pot.transport(new)[3], rtol=1e-12)
 
