@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ott_shard.collectives import match_varying
 from ott_shard.tile import (
     Block,
     Operands,
@@ -24,14 +25,23 @@ def local_plan(
     cols = operands.cols, as_rounded(operands, weights)
     cols = blocks(cols, block.cols, mode="edge")
 
-    def one(rows, cols):
-        (x, shift), (cols, b) = rows, cols
-        z = exponent(block.precision, operands.shared, x, cols)
-        return b * density(z + shift[:, None], jnp.ones_like(b, bool))
+    def write(whole, tile):
+        i, j = tile // count, tile % count
+        (x, shift), (own, b) = (
+            jax.tree.map(lambda leaf, k=k: leaf[k], part)
+            for part, k in ((rows, i), (cols, j))
+        )
+        z = exponent(block.precision, operands.shared, x, own)
+        part = b * density(z + shift[:, None], jnp.ones_like(b, bool))
+        corner = i * part.shape[0], j * part.shape[1]
+        # In place: the result is the only array of its size.
+        return lax.dynamic_update_slice(whole, part, corner), None
 
-    tiles = lax.map(lambda r: lax.map(lambda c: one(r, c), cols), rows)
-    count, _, size, _ = tiles.shape
-    whole = jnp.swapaxes(tiles, 1, 2).reshape(count * size, -1)
+    (several, bn), (count, bm) = rows[1].shape, cols[1].shape
+    whole = jnp.zeros((several * bn, count * bm), shift.dtype)
+    whole = match_varying(whole, rows, cols)
+    tiles = jnp.arange(several * count, dtype=jnp.int32)
+    whole, _ = lax.scan(write, whole, tiles)
     return whole[: len(shift), : len(weights)]
 
 
