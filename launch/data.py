@@ -171,7 +171,7 @@ def _describe(source: str, array: np.ndarray) -> Input:
     count = min(_PIECES, max(1, -(-memory.size // _PIECE)))
     checksum = 0
     for start in np.linspace(0, max(0, memory.size - _PIECE), count, dtype=int):
-        checksum = zlib.crc32(memory[start : start + _PIECE], checksum)
+        checksum = zlib.crc32(memory[start : start + _PIECE].tobytes(), checksum)
     return Input(absolute, list(array.shape), str(array.dtype), checksum)
 
 

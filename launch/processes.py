@@ -267,4 +267,4 @@ def any_of(flags: Sequence[bool]) -> list[bool]:
     if jax.process_count() == 1:
         return list(flags)
     every = multihost_utils.process_allgather(np.asarray(flags, np.uint8))
-    return [bool(column) for column in np.asarray(every).any(axis=0)]
+    return [bool(np.any(every[:, k])) for k in range(len(flags))]
