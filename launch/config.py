@@ -16,15 +16,13 @@ class Command:
     Attributes:
         task: the name of the task, the only field that is not a flag.
         mesh: (rows, cols); None: all devices.
-        batch_size: (size,) or (rows, cols) of the largest tile; None: chosen.
+        require: the backend to compute on, or not at all; None: any.
     """
 
     task: str
-    out: str | None
     mesh: tuple[int, int] | None
-    batch_size: tuple[int, ...] | None
     cpu_devices: int | None
-    precision: Literal["default", "high", "highest"]
+    require: Literal["cpu", "gpu", "tpu"] | None
 
     @classmethod
     def flags(cls) -> list[str]:
@@ -40,7 +38,9 @@ class Command:
         """
         if values["out"] == "":
             raise BadInput("--out=: name a directory, or leave the flag out")
-        return cls(task=task, **{name: values[name] for name in cls.flags()})
+        fields: dict[str, Any] = {name: values[name] for name in cls.flags()}
+        fields["task"] = task
+        return cls(**fields)
 
     def blame(self, message: str) -> BadInput | None:
         """The library's complaint about arguments as one about flags.
@@ -59,6 +59,19 @@ class Command:
 def _subject(message: str) -> list[str]:
     """The arguments that a complaint of the library is about."""
     return message.partition(" must ")[0].split(" and ")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computation(Command):
+    """What every task can be told that goes through pairs of points.
+
+    Attributes:
+        batch_size: (size,) or (rows, cols) of the largest tile; None: chosen.
+    """
+
+    out: str | None
+    batch_size: tuple[int, ...] | None
+    precision: Literal["default", "high", "highest"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +97,18 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Joined(Command):
+    """How a process finds the others of its job."""
+
+    coordinator_address: str | None
+    num_processes: int | None
+    process_id: int | None
+    local_device_ids: tuple[int, ...] | None
+    start_seconds: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Joined):
     """The processes of a run, and what becomes of it if it ends too early.
 
     Attributes:
@@ -94,19 +118,14 @@ class Job:
         checkpoint_checks: so many checks of the error; None: by time alone.
     """
 
-    coordinator_address: str | None
-    num_processes: int | None
-    process_id: int | None
-    local_device_ids: tuple[int, ...] | None
     local_processes: int | None
-    start_seconds: int
     watchdog_seconds: float
     checkpoint_seconds: float
     checkpoint_checks: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(Problem, Job, Command):
+class Config(Problem, Job, Computation):
     """One run: a problem, and how to solve it."""
 
     epsilon_init: float | None
@@ -138,7 +157,29 @@ class Config(Problem, Job, Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Resume(Job, Command):
+class Estimate(Config):
+    """What a run would need: one that is not made.
+
+    Attributes:
+        task: that of the run; here it is a flag.
+        memory: of one device, in bytes; None: what the device says.
+    """
+
+    memory: int | None
+
+    @classmethod
+    def flags(cls) -> list[str]:
+        """Those of the run, and which task it is of."""
+        return ["task", *super().flags()]
+
+    @classmethod
+    def of(cls, task: str, values: Mapping[str, Any]) -> Self:
+        """The run, as if it had been asked for."""
+        return super().of(values["task"], values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume(Job, Computation):
     """A run that ended too early and is to go on.
 
     Attributes:
@@ -182,7 +223,7 @@ def _check_source(flags: Mapping[str, Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Use(Command):
+class Use(Computation):
     """A use of a finished run; what a subclass adds is of its task alone.
 
     Attributes:
@@ -273,6 +314,11 @@ class Transport(Use):
     backward: bool
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report(Use):
+    """Pictures of a run."""
+
+
 # ------------------------------------------------------------------- the command line
 
 
@@ -312,7 +358,8 @@ def _check_taken(name: str, task: str, tasks: Mapping[str, type[Command]]) -> No
     if not takers or task in takers:  # nobody takes --help
         return
     solving = issubclass(tasks[takers[0]], Config)
-    fixed = " (the run that is used fixes the problem)" if solving else ""
+    using = issubclass(tasks[task], Use | Resume)
+    fixed = " (the run that is used fixes the problem)" if solving and using else ""
     raise BadInput(
         f"--{name} is for {' or '.join(takers)}, not for {task}{fixed}: leave it out"
     )

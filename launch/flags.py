@@ -1,6 +1,7 @@
 """The flags of the command: names, kinds, defaults and wording, in one place."""
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -124,6 +125,20 @@ _IDS = Checked(
     lambda text: tuple(int(part) for part in text.split(",")),
     lambda ids: min(ids) >= 0 and len(set(ids)) == len(ids),
 )
+
+
+def _bytes(text: str) -> int:
+    """The bytes of "80GiB", "80GB" or "85899345920"."""
+    found = re.fullmatch(r"([\d.]+)([KMGT]?)(i?)B?", text)
+    if not found:
+        raise ValueError(text)
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix))
+
+
+_BYTES = Checked(
+    "bytes, such as 80GiB, 500MB or 1073741824", _bytes, lambda value: value > 0
+)
 _AXIS = Checked("0 or 1", int, lambda value: value in (0, 1))
 MESH = Checked("rows x cols, such as 4x2", sizes, lambda s: len(s) == 2 and min(s) > 0)
 TILE = Checked(
@@ -194,6 +209,16 @@ _OF_PROBLEMS = (
         "time between two lines of progress; 0: a line at every check",
     ),
 )
+_OF_ESTIMATES = (
+    Flag(
+        *("task", "divergence", _one_of("solve", "divergence"), "solve"),
+        "what is to be estimated",
+    ),
+    Flag(
+        *("memory", "80GiB", _BYTES, None),
+        "of one device (what the device says, if it does)",
+    ),
+)
 _OF_USES = (
     Flag("run", "DIR", TEXT, None, "the --out of a run of solve or divergence"),
     Flag(
@@ -261,12 +286,16 @@ _OF_ALL = (
     ),
     Flag("cpu_devices", "8", count(1), None, "compute on so many CPU devices"),
     Flag(
+        *("require", "gpu", _one_of("cpu", "gpu", "tpu"), None),
+        "compute on these devices or not at all (what JAX finds)",
+    ),
+    Flag(
         *("precision", "high", _one_of("default", "high", "highest"), "highest"),
         "of matrix products",
     ),
     Flag("help", "", SWITCH, False, "print this and exit"),
 )
-FLAGS = (*_OF_PROBLEMS, *_OF_JOBS, *_OF_USES, *_OF_ALL)
+FLAGS = (*_OF_PROBLEMS, *_OF_ESTIMATES, *_OF_JOBS, *_OF_USES, *_OF_ALL)
 
 
 class Parsed(NamedTuple):
@@ -319,32 +348,42 @@ def checked(name: str, value: Any) -> Any:
     return flag.parser.parse(str(value))  # the text of a float is exact
 
 
-_RESUME = "go on with a run that ended too early, from the checkpoint in --run=DIR"
+_OTHERS = {
+    "estimate": "memory, communication and time of solve or divergence, before it is "
+    "run: estimate.json",
+    "resume": "go on with a run that ended too early, from the checkpoint in --run=DIR",
+    "devices": "what there is to compute on, and how it would be split",
+}
 
 
 def help_text(solving: Mapping[str, str], using: Mapping[str, str]) -> str:
     """What --help prints, for tasks given as name: sentence."""
     parts = [
         [
-            f"{PROGRAM} {'|'.join(solving)} --x=x.npy --y=y.npy [flags]",
-            f"{PROGRAM} {'|'.join(using)} --run=DIR [flags]",
+            f"{PROGRAM} {'|'.join(solving)}|estimate --x=x.npy --y=y.npy [flags]",
+            f"{PROGRAM} {'|'.join(using)}|resume --run=DIR [flags]",
+            f"{PROGRAM} devices [flags]",
         ],
-        ["Tasks", *_tasks_text({**solving, "resume": _RESUME})],
+        ["Tasks", *_tasks_text({**solving, **_OTHERS})],
         ["Tasks that use a finished run, in its folder", *_tasks_text(using)],
         [
-            f"Flags of {' and '.join(solving)}, with an example (and what holds "
-            "without)",
+            f"Flags of {', '.join(solving)} and estimate, with an example (and what "
+            "holds without)",
             *table_text(_OF_PROBLEMS),
         ],
+        ["Flags of estimate", *table_text(_OF_ESTIMATES)],
         [
-            "Flags of these and of resume: processes and checkpoints",
+            f"Flags of {', '.join(solving)}, estimate and resume: processes and "
+            "checkpoints",
             *table_text(_OF_JOBS),
         ],
         ["Flags of tasks that use a run", *table_text(_OF_USES)],
         ["Flags of all tasks", *table_text(_OF_ALL)],
         [
-            "Exit codes: 0 converged, 2 bad input, 3 not converged (or the run used),",
-            "5 another process was lost, 6 interrupted, with a checkpoint.",
+            "Exit codes: 0 converged or done, 2 bad input, 3 not converged (or the run "
+            "used),",
+            "4 does not fit, 5 another process was lost, 6 interrupted, with a "
+            "checkpoint.",
         ],
     ]
     return "\n\n".join("\n".join(part) for part in parts)

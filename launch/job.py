@@ -1,4 +1,4 @@
-"""A run of one or more processes, from its command to its exit code."""
+"""A job of one or more processes, from its command to its exit code."""
 
 import dataclasses
 import json
@@ -6,29 +6,31 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from . import checkpoint, data, devices, processes, rehearsal, report, results, tasks
 from .checkpoint import Interrupted, Keeper, Kept
-from .config import Config, Resume
+from .config import Config, Job, Joined, Resume
 from .data import Clouds, Input
-from .errors import BadInput, Elsewhere
+from .errors import BadInput, Elsewhere, complain
 from .processes import INTERRUPTED, PEER_LOST, Wanted, Watchdog
 from .tasks import Hooks
 
 CONVERGED, BAD_INPUT, NOT_CONVERGED = 0, 2, 3
+_Command = TypeVar("_Command", bound=Joined)
 
 
-def run(command: Config | Resume, argv: Sequence[str]) -> int:
-    """Solve, or go on with what was not solved; in every process of the job.
+def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int]) -> int:
+    """Do `work` in every process of the job.
 
     Args:
         command: what is asked for.
         argv: the arguments that say so.
+        work: from the command to the exit code; :func:`solve` or one like it.
 
     Returns:
         The exit code.
@@ -36,20 +38,20 @@ def run(command: Config | Resume, argv: Sequence[str]) -> int:
     Raises:
         BadInput: in a process that is alone.
     """
-    if command.local_processes:
-        return _rehearse(command, argv)
+    if isinstance(command, Job) and command.local_processes:
+        return _rehearse(command, command.local_processes, argv)
     devices.use_cpu(command.cpu_devices)
     wanted = Wanted(*(getattr(command, name) for name in Wanted._fields))
     start = processes.choose(wanted, os.environ)
     if start is None:
-        return _solve(command)
+        return work(command)
     print(processes.begin(start, command.start_seconds), file=sys.stderr, flush=True)
     try:
-        code = _solve(command)
+        code = work(command)
     except Elsewhere:
         code = BAD_INPUT
     except BadInput as error:
-        print(f"ott-shard: error: {' '.join(str(error).split())}", file=sys.stderr)
+        complain("error", str(error))
         code = BAD_INPUT
     except BaseException as error:
         # The others wait for this process; a regular end would wait for them.
@@ -62,10 +64,8 @@ def run(command: Config | Resume, argv: Sequence[str]) -> int:
     return code
 
 
-def _rehearse(command: Config | Resume, argv: Sequence[str]) -> int:
-    count = command.local_processes
-    assert count is not None
-    folder = command.run if isinstance(command, Resume) else command.out
+def _rehearse(command: Job, count: int, argv: Sequence[str]) -> int:
+    folder = getattr(command, "run", None) or getattr(command, "out", None)
     logs = Path(folder or tempfile.mkdtemp(prefix="ott-shard-")) / "logs"
     print(f"{count} processes, logs in {logs}", file=sys.stderr, flush=True)
     return rehearsal.rehearse(_without_local_processes(argv), count, logs)
@@ -83,11 +83,12 @@ def _without_local_processes(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def _solve(command: Config | Resume) -> int:
+def solve(command: Config | Resume) -> int:
+    """Solve, or go on with what was not solved."""
     config, kept, clouds, inputs = _agreed(command)
     watchdog = Watchdog(command.watchdog_seconds)
     with jax.enable_x64(config.dtype == "float64"):
-        mesh = devices.make_mesh(config.mesh)
+        mesh = devices.mesh_of(config)
         placed = clouds
         if jax.process_count() > 1:
             placed = data.spread(clouds, mesh, config.dtype)
@@ -157,6 +158,7 @@ def _agreed(
 
 
 def _opened(command: Config | Resume) -> tuple[Config, Kept, Clouds, dict[str, Input]]:
+    devices.require(command.require)
     kept = Kept({}, {})
     if isinstance(command, Resume):
         kept = checkpoint.read(command.run)

@@ -1,5 +1,6 @@
 """What the command prints on the way."""
 
+import collections
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from .config import Config, Problem, Use
 from .data import Clouds
 from .saved import Run
 
+_SIZES = (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")
 # Short runs print no progress.
 _FIRST_LINE_SECONDS = 2.0
 
@@ -31,9 +33,9 @@ def use(
     options = command.options
     if numbers is not None:
         options |= {command.file: list(numbers.shape)}
-    told = ", ".join(f"{name} {value}" for name, value in options.items())
+    told = "".join(f"{name} {value}, " for name, value in options.items())
     problem = f"{_problem(run.problem, clouds)}, epsilon {run.problem.epsilon:g}"
-    return f"{command.task}: {told}, of {run.folder} ({problem}), {_on(mesh)}"
+    return f"{command.task}: {told}of {run.folder} ({problem}), {_on(mesh)}"
 
 
 def _problem(problem: Problem, clouds: Clouds) -> str:
@@ -109,7 +111,42 @@ def summary(record: dict[str, Any], value_name: str) -> str:
 def summary_of_use(record: dict[str, Any]) -> str:
     """The lines printed at the end, from the record of a use."""
     lines = {name: str(shape) for name, shape in record["shapes"].items()}
+    lines = lines or {"pictures": ", ".join(record["files"])}
     return _table(lines | {"seconds": _seconds(record), "its run": _ending(record)})
+
+
+def estimate(record: dict[str, Any]) -> str:
+    """The lines printed of an estimate, from its record."""
+    rows, cols = record["tile"]
+    lines = {"tile": f"{rows}x{cols}"}
+    for name in ("forward", "backward"):
+        if memory := record[name]:
+            arguments, output, temporary = map(_size, memory.values())
+            lines[name] = (
+                f"arguments {arguments}, output {output}, temporary {temporary}"
+            )
+    total, limit, fits = (record[k] for k in ("bytes_per_device", "memory", "fits"))
+    verdict = {True: "fits", False: "does not fit", None: "nobody knows if it fits"}
+    memory = f"{_size(total)} per device, of {_size(limit)}: {verdict[fits]}"
+    lines["memory"] = memory
+    if record["would_fit"]:
+        lines["would fit"] = record["would_fit"]
+    for term, sizes in record["all_reduces"].items():
+        counts = collections.Counter(sizes).items()
+        what = " + ".join(f"{count} x {_size(size)}" for size, count in counts)
+        what = f"{what or 'no'} all-reduces"
+        pace = f"{record['seconds_per_iteration'][term]:.2g} s"
+        lines[f"iteration ({term})"] = f"{pace}, {what}"
+    limit = record["max_iterations"]
+    lines["seconds"] = f"{record['seconds']:.3g} for {limit} iterations (of each term)"
+    return _table(lines)
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    unit, name = next((u, n) for u, n in _SIZES if size >= u or u == 1)
+    return f"{size / unit:.2f} {name}" if unit > 1 else f"{size} B"
 
 
 def warning(run: Run) -> str:

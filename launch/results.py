@@ -24,7 +24,7 @@ from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
 from .saved import Run
-from .tasks import TERMS, Outcome
+from .tasks import TASKS, TERMS, Outcome
 from .uses import USES, Made
 
 _ARRAYS = ("f", "g", "grad_x", "grad_y")
@@ -39,9 +39,9 @@ class Rows(NamedTuple):
 
 def files_of(task: str) -> list[str]:
     """The files that a task writes, the record first."""
-    if task in USES:
-        return [f"{task}.json", *(f"{name}.npy" for name in USES[task].names)]
-    return [saved.RECORD, *(f"{name}.npy" for name in _ARRAYS)]
+    if task in TASKS:
+        return [saved.RECORD, *(f"{name}.npy" for name in _ARRAYS)]
+    return [f"{task}.json", *(USES[task].files if task in USES else [])]
 
 
 def _replaced(directory: Path, task: str) -> list[Path]:
@@ -50,7 +50,7 @@ def _replaced(directory: Path, task: str) -> list[Path]:
     A file that only has the name of a use's, without its record, is somebody else's.
     """
     own = [directory / name for name in files_of(task)]
-    for use in () if task in USES else USES:
+    for use in USES if task in TASKS else ():
         record, *others = (directory / name for name in files_of(use))
         if record.exists():
             own += [record, *others]
@@ -116,6 +116,7 @@ def of_run(
         "tau_a": config.tau_a,
         "tau_b": config.tau_b,
         "threshold": config.threshold,
+        "inner_iterations": config.inner_iterations,
         "demo": config.demo,
         "inputs": {name: file._asdict() for name, file in inputs.items()},
         "n": clouds.x.shape[0],
@@ -124,7 +125,7 @@ def of_run(
         "dtype": config.dtype,
         "seconds": outcome.seconds,
         "temp_bytes_per_device": outcome.temp_bytes,
-        **_place(mesh),
+        **place(mesh),
     }
     return _strict(record), arrays
 
@@ -143,10 +144,15 @@ def of_use(
         **_ending(run.status),
         "inputs": read,
         "options": {key: v for key, v in options.items() if key not in read},
-        "shapes": {name: list(array.shape) for name, array in made.arrays.items()},
+        "shapes": {
+            name: list(array.shape)
+            for name, array in made.arrays.items()
+            if isinstance(array, np.ndarray)
+        },
+        "files": USES[use.task].files,
         "dtype": run.problem.dtype,
         "seconds": made.seconds,
-        **_place(mesh),
+        **place(mesh),
     }
 
 
@@ -158,7 +164,7 @@ def _ending(status: otts.Status) -> dict[str, Any]:
     }
 
 
-def _place(mesh: Mesh) -> dict[str, Any]:
+def place(mesh: Mesh) -> dict[str, Any]:
     """Where a number was computed, and by what."""
     return {
         "mesh": "x".join(str(size) for size in mesh.devices.shape),
@@ -211,7 +217,10 @@ def _strict(value: Any) -> Any:
 
 
 def write(
-    out: str, task: str, record: dict[str, Any], arrays: Mapping[str, Rows | np.ndarray]
+    out: str,
+    task: str,
+    record: dict[str, Any],
+    arrays: Mapping[str, Rows | np.ndarray | bytes],
 ) -> None:
     """Write record and arrays into the directory `out`, each file whole or not at all.
 
@@ -229,6 +238,10 @@ def write(
             for stale in _replaced(directory, task):
                 stale.unlink(missing_ok=True)
         for name, array in arrays.items():
+            if isinstance(array, bytes):
+                with replacing(directory / f"{name}.png") as file:
+                    file.write(array)
+                continue
             rows = array if isinstance(array, Rows) else Rows(array, len(array))
             _save(directory / f"{name}.npy", rows)
         if jax.process_index() == 0:

@@ -53,7 +53,7 @@ def read(folder: str) -> Run:
     Raises:
         BadInput: if there is none, or none that says all that a plan is made of.
     """
-    record = _record(folder)
+    record = read_record(folder)
     if str(record.get("status")) not in otts.Status.__members__:
         raise _refused(folder, "is not of a run of solve or divergence")
     if "inputs" not in record:
@@ -93,7 +93,12 @@ def load(run: Run) -> Arrays:
     return Arrays(clouds, f, g)
 
 
-def _record(folder: str) -> dict[str, Any]:
+def read_record(folder: str) -> dict[str, Any]:
+    """What a run wrote of itself.
+
+    Raises:
+        BadInput: if there is nothing, or not all of it.
+    """
     if not Path(folder).is_dir():
         raise BadInput(f"--run={folder}: no such directory: name the --out of a run")
     try:

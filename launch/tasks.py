@@ -1,18 +1,18 @@
 """Tasks that solve. To add one: write a function like those here, enter it in TASKS."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ott_shard as otts
+from ott_shard import mesh as meshes
 from ott_shard.geometry import DEFAULT_EPSILON
 
-from .config import Command, Config, Problem
+from .config import Command, Computation, Config, Problem
 from .data import Clouds
 from .errors import BadInput
 from .flags import cost_named
@@ -86,7 +86,7 @@ def solve(
     config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks
 ) -> tuple[jax.Array, Terms]:
     """Entropic optimal transport between x and y."""
-    geom = otts.PointCloud(clouds.x, clouds.y, **_cloud_options(config, mesh))
+    geom = geometry(config, mesh, clouds)
     options: Any = _solve_options(config, hooks) | {"init": hooks.known.get("xy")}
     out = otts.solve(geom, clouds.a, clouds.b, **options)
     return out.reg_ot_cost, (out,)
@@ -106,6 +106,11 @@ TASKS = {
     "solve": Task("entropic optimal transport", "reg_ot_cost", solve),
     "divergence": Task("debiased Sinkhorn divergence", "divergence", divergence),
 }
+
+
+def geometry(config: Config, mesh: Mesh, clouds: Clouds) -> otts.PointCloud:
+    """The clouds of a run, as its task takes them."""
+    return otts.PointCloud(clouds.x, clouds.y, **_cloud_options(config, mesh))
 
 
 def _cloud_options(config: Config, mesh: Mesh) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def cost(problem: Problem) -> otts.costs.CostFn:
         raise BadInput(f"--cost={problem.cost}: {error}") from None
 
 
-def layout(command: Command, mesh: Mesh) -> dict[str, Any]:
+def layout(command: Computation, mesh: Mesh) -> dict[str, Any]:
     """How a `PointCloud` is computed with, whatever its problem."""
     sizes = command.batch_size
     return dict(
@@ -173,7 +178,6 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks) -> Outcome
         BadInput: if the library refuses the clouds, the weights or an option.
     """
     task = TASKS[config.task]
-    program = functools.partial(_program, config, task.compute, mesh)
     last, begun = dict(hooks.known), time.perf_counter()
 
     def watch(term: str, now: otts.Snapshot) -> None:
@@ -185,10 +189,13 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks) -> Outcome
         value, terms = task.compute(config, mesh, clouds, hooks._replace(watch=watch))
         gradients = None
         if config.grad:  # from where the solutions ended: hooks may not be in a trace
-            gradients = program(clouds, Hooks(known=last))[1]
+            ends = Hooks(known=last)
+            gradients = _program(config, task.compute, mesh, clouds, ends)[1]
         jax.block_until_ready((value, terms, gradients))
     seconds = time.perf_counter() - begun
-    temp_bytes = _temp_bytes(lambda clouds: program(clouds, Hooks()), clouds)
+    (n, d), (m, _) = clouds.x.shape, clouds.y.shape
+    analysis = compiled(config, mesh, (n, m, d)).memory_analysis()
+    temp_bytes = None if analysis is None else analysis.temp_size_in_bytes
     return Outcome(task.value_name, value, terms, gradients, seconds, temp_bytes)
 
 
@@ -216,11 +223,32 @@ def _program(
     return jax.value_and_grad(value, (0, 1), has_aux=True)(clouds.x, clouds.y)
 
 
-def _temp_bytes(program: Callable[[Clouds], Any], clouds: Clouds) -> int | None:
-    """Temporary memory per device of the run compiled as one program; not run.
+def compiled(
+    config: Config, mesh: Mesh, sizes: tuple[int, int, int]
+) -> jax.stages.Compiled:
+    """The run as one program for clouds of n, m points in d dimensions; it is not run.
 
     The run itself goes by smaller programs, so that it can report progress between
-    them, and none of those needs more.
+    them, and none of those needs more. Arguments are what a run keeps on its devices:
+    padded clouds and weights, split over the mesh; results are what it adds to them.
     """
-    analysis = jax.jit(program).lower(clouds).compile().memory_analysis()
-    return None if analysis is None else analysis.temp_size_in_bytes
+
+    def program(clouds: Clouds) -> Any:
+        compute = TASKS[config.task].compute
+        (value, terms), gradients = _program(config, compute, mesh, clouds, Hooks())
+        return value, [term.found for term in terms], gradients
+
+    return jax.jit(program).lower(shapes(mesh, sizes, config.dtype)).compile()
+
+
+def shapes(mesh: Mesh, sizes: tuple[int, int, int], dtype: str) -> Clouds:
+    """Padded clouds and weights on their devices, without numbers."""
+    *counts, d = sizes
+    ends = []
+    for size, axes in zip(counts, meshes.axes_of(mesh), strict=True):
+        split = NamedSharding(mesh, PartitionSpec(axes or None))
+        size = meshes.padded_size(size, mesh)
+        for shape in ((size, d), (size,)):
+            ends.append(jax.ShapeDtypeStruct(shape, dtype, sharding=split))
+    x, a, y, b = ends
+    return Clouds(x, y, a, b)

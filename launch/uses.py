@@ -1,5 +1,6 @@
 """Tasks that use a finished run. To add one: a class in `config`, a function here."""
 
+import importlib.util
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ from jax.sharding import Mesh
 
 import ott_shard as otts
 
-from . import tasks
-from .config import Apply, Match, Sample, Transport, Use
+from . import pictures, tasks
+from .config import Apply, Match, Report, Sample, Transport, Use
+from .errors import BadInput
 from .saved import Arrays, Run
 
 
@@ -20,26 +22,35 @@ class UseTask(NamedTuple):
 
     Attributes:
         text: what --help says.
-        names: of its arrays, and of their files.
-        compute: from the command, the plan and the numbers in its file to the arrays.
+        names: of its arrays or pictures, and of their files.
+        compute: from the command, the plan and the numbers in its file to the arrays,
+            or to pictures as the bytes of PNG files.
         command: what it can be told; its fields are the flags that the task takes.
+        needs: an optional package.
     """
 
     text: str
     names: tuple[str, ...]
-    compute: Callable[[Any, otts.Plan, Any], tuple[jax.Array, ...]]
+    compute: Callable[[Any, otts.Plan, Any], tuple[jax.Array | bytes, ...]]
     command: type[Use]
+    needs: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """What it writes beside its record."""
+        suffix = ".png" if self.command is Report else ".npy"
+        return [f"{name}{suffix}" for name in self.names]
 
 
 class Made(NamedTuple):
     """What came of a use.
 
     Attributes:
-        arrays: by name.
+        arrays: by name; pictures are bytes.
         seconds: from the clouds to the arrays, compilation included.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray | bytes]
     seconds: float
 
 
@@ -83,7 +94,24 @@ USES = {
         "where the plan sends new points: transport.npy",
         *(("transport",), transport, Transport),
     ),
+    "report": UseTask(
+        "pictures of the run (needs matplotlib): convergence.png, clouds.png",
+        *(("convergence", "clouds"), pictures.draw, Report, "matplotlib"),
+    ),
 }
+
+
+def check_installed(use: Use) -> None:
+    """Refuse a use that needs a package which is not there, before it computes.
+
+    Raises:
+        BadInput: if so.
+    """
+    needs = USES[use.task].needs
+    if needs and importlib.util.find_spec(needs) is None:
+        raise BadInput(
+            f"{use.task}: needs {needs}: pip install 'ott_shard[{use.task}]'"
+        )
 
 
 def perform(
@@ -98,7 +126,8 @@ def perform(
     begun = time.perf_counter()
     with tasks.blaming(use):
         arrays = task.compute(use, _plan(use, mesh, run, saved), numbers)
-    named = zip(task.names, map(np.asarray, arrays), strict=True)
+    made = (z if isinstance(z, bytes) else np.asarray(z) for z in arrays)
+    named = zip(task.names, made, strict=True)
     return Made(dict(named), time.perf_counter() - begun)
 
 

@@ -152,7 +152,7 @@ CASES = [
     # uses of a run (more in test_launch_plan.py, which has one)
     (
         solve("--run=run"),
-        "--run is for apply or match or sample or transport or resume, not",
+        "--run is for apply or match or sample or transport or report or resume, not",
     ),
     (solve("--v=x.npy"), "--v is for apply, not for solve: leave it out"),
     (f"divergence {FILES} --k=5", "--k is for match, not for divergence"),

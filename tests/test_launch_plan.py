@@ -261,7 +261,8 @@ ARGUMENTS = [
     *(
         (
             f"match --k=2 --{flag}",
-            f"--{flag.partition('=')[0]} is for solve or divergence, not for match",
+            f"--{flag.partition('=')[0]} is for solve or divergence or estimate, not "
+            "for match",
             "the run that is used fixes the problem",
         )
         for flag in "x=y.npy demo=discs cost=euclidean epsilon=0.1 tau_a=0.9 grad "
