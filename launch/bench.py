@@ -27,7 +27,7 @@ from ott_shard import mesh as meshes, objective, operators
 from ott_shard.implicit import DEFAULT
 from ott_shard.problem import Problem
 
-from . import devices, flags, results
+from . import devices, flags, kinds, results
 from .bench_peers import PeerError, PeerTask, python_with_peers, start
 from .errors import BadInput
 
@@ -87,16 +87,16 @@ class Options:
 
 def _case(text: str) -> Case:
     sizes, d, cost = text.split(":")
-    n, *others = flags.sizes(sizes)
+    n, *others = kinds.sizes(sizes)
     (m,) = others or (n,)
-    if cost not in flags.COSTS:
+    if cost not in kinds.COSTS:
         raise ValueError
     return Case(n, m, int(d), cost)
 
 
-_CASES = flags.Checked(
+_CASES = kinds.Checked(
     "n:d:cost or nxm:d:cost, such as 16384:3:sqeuclidean, with commas between cases; "
-    f"a cost is {' or '.join(flags.COSTS)}",
+    f"a cost is {' or '.join(kinds.COSTS)}",
     lambda text: tuple(_case(part) for part in text.split(",")),
     lambda cases: all(min(case[:3]) > 0 for case in cases),
 )
@@ -106,17 +106,17 @@ _FLAGS = (
         "16384:3:sqeuclidean,16384:64:sqeuclidean",
         "n:d:cost or nxm:d:cost, with commas between cases",
     ),
-    flags.Flag("repeats", "3", flags.count(1), 7, "turns, after one to warm up"),
-    flags.Flag("batch_size", "512x2048", flags.TILE, None, "largest tile (chosen)"),
-    flags.Flag("mesh", "4x2", flags.MESH, None, "devices (all)"),
-    flags.Flag("cpu_devices", "8", flags.count(1), None, "use so many CPU devices"),
+    flags.Flag("repeats", "3", kinds.count(1), 7, "turns, after one to warm up"),
+    flags.Flag("batch_size", "512x2048", kinds.TILE, None, "largest tile (chosen)"),
+    flags.Flag("mesh", "4x2", kinds.MESH, None, "devices (all)"),
+    flags.Flag("cpu_devices", "8", kinds.count(1), None, "use so many CPU devices"),
     flags.Flag(
-        *("peer_python", "PATH", flags.TEXT, None),
+        *("peer_python", "PATH", kinds.TEXT, None),
         "a Python that has ott-jax or pykeops (this one); empty for no peers",
     ),
-    flags.Flag("memory_only", "", flags.SWITCH, False, "compile, but run nothing"),
-    flags.Flag("out", "FILE", flags.TEXT, None, "also append the lines to FILE"),
-    flags.Flag("help", "", flags.SWITCH, False, "print this and exit"),
+    flags.Flag("memory_only", "", kinds.SWITCH, False, "compile, but run nothing"),
+    flags.Flag("out", "FILE", kinds.TEXT, None, "also append the lines to FILE"),
+    flags.Flag("help", "", kinds.SWITCH, False, "print this and exit"),
 )
 
 
@@ -240,7 +240,7 @@ def _temp_bytes(case: Case, options: Options, mesh: Mesh) -> int | None:
 
 
 def _cloud_options(case: Case, options: Options, mesh: Mesh) -> dict[str, Any]:
-    cost_fn, sizes = flags.cost_named(case.cost), options.batch_size
+    cost_fn, sizes = kinds.cost_named(case.cost), options.batch_size
     size = sizes[0] if sizes and len(sizes) == 1 else sizes
     return dict(cost_fn=cost_fn, batch_size=size, mesh=mesh)
 

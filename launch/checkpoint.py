@@ -16,12 +16,13 @@ import numpy as np
 import ott_shard as otts
 
 from .errors import BadInput
+from .files import replacing
 from .processes import Watchdog, any_of, on_host
-from .results import replacing
+from .progress import Log
 from .saved import contents
 
 NAME = "checkpoint.npz"
-_FORMAT = 1
+_FORMAT = 2
 _META = "meta"
 
 
@@ -57,9 +58,11 @@ class Keeper:
         known: Mapping[str, otts.Snapshot],
         sizes: tuple[int, int],
         watchdog: Watchdog,
+        log: Log,
     ):
         self._sizes = sizes
-        self._folder, self._meta, self._watchdog = folder, meta, watchdog
+        self._folder, self._meta, self._log = folder, meta, log
+        self._watchdog = watchdog
         self._seconds, self._checks = seconds, checks
         self._snapshots = dict(known)
         self._last, self._count, self._stop = time.monotonic(), 0, False
@@ -104,6 +107,8 @@ class Keeper:
             arrays |= {f"{term}/{name}": v for name, v in own._asdict().items()}
         if jax.process_index() == 0:
             write(self._folder, self._meta, arrays)
+            iterations = {k: int(s.iteration) for k, s in self._snapshots.items()}
+            self._log("checkpoint", iterations=iterations)
 
 
 def resized(

@@ -11,18 +11,29 @@ _DEMO_SIZE = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every task can be told.
+    """What every task can be told: what to compute on, and with which others.
 
     Attributes:
         task: the name of the task, the only field that is not a flag.
         mesh: (rows, cols); None: all devices.
         require: the backend to compute on, or not at all; None: any.
+        compilation_cache: a folder of compiled programs; None: they are not kept.
+        local_processes: so many, on this machine; None: this one.
+        coordinator_address: this and what follows is how the processes of a job find
+            each other; None: as the environment says.
     """
 
     task: str
     mesh: tuple[int, int] | None
     cpu_devices: int | None
     require: Literal["cpu", "gpu", "tpu"] | None
+    compilation_cache: str | None
+    local_processes: int | None
+    coordinator_address: str | None
+    num_processes: int | None
+    process_id: int | None
+    local_device_ids: tuple[int, ...] | None
+    start_seconds: int
 
     @classmethod
     def flags(cls) -> list[str]:
@@ -36,8 +47,9 @@ class Command:
         Raises:
             BadInput: if they do not make a whole.
         """
-        if values["out"] == "":
-            raise BadInput("--out=: name a directory, or leave the flag out")
+        for name in ("out", "compilation_cache", "log_json"):
+            if values[name] == "":
+                raise BadInput(f"--{name}=: is empty: give a path, or leave it out")
         fields: dict[str, Any] = {name: values[name] for name in cls.flags()}
         fields["task"] = task
         return cls(**fields)
@@ -97,31 +109,22 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Joined(Command):
-    """How a process finds the others of its job."""
-
-    coordinator_address: str | None
-    num_processes: int | None
-    process_id: int | None
-    local_device_ids: tuple[int, ...] | None
-    start_seconds: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job(Joined):
+class Job(Command):
     """The processes of a run, and what becomes of it if it ends too early.
 
     Attributes:
-        local_processes: so many, on this machine; None: this one.
         watchdog_seconds: a process in which nothing moves for so long ends; 0: never.
         checkpoint_seconds: between two checkpoints.
         checkpoint_checks: so many checks of the error; None: by time alone.
+        progress_seconds: between two lines for people.
+        log_json: a file to add events to; None: none.
     """
 
-    local_processes: int | None
     watchdog_seconds: float
     checkpoint_seconds: float
     checkpoint_checks: int | None
+    progress_seconds: float
+    log_json: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +139,6 @@ class Config(Problem, Job, Computation):
     min_iterations: int
     inner_iterations: int
     grad: bool
-    progress_seconds: float
 
     @classmethod
     def of(cls, task: str, values: Mapping[str, Any]) -> Self:

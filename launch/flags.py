@@ -1,151 +1,15 @@
-"""The flags of the command: names, kinds, defaults and wording, in one place."""
+"""The flags of the command: names, defaults and wording, in one place."""
 
-import math
-import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from ott_shard import costs, units
-from ott_shard.epsilon import SLOWEST_DECAY
-
+from . import kinds
 from .errors import BadInput
 
 PROGRAM = "ott-shard"
-_MAX_COUNT = 2**31 - 1  # iterations are counted in int32
-
-
-class Checked(flags.ArgumentParser):
-    """A value of one form: `convert` reads it, `accept` says whether it is in range."""
-
-    def __init__(
-        self, form: str, convert: Callable[[Any], Any], accept: Callable[[Any], bool]
-    ):
-        self._form, self._convert, self._accept = form, convert, accept
-
-    def parse(self, argument: Any) -> Any:
-        """The value, or a ValueError that absl turns into one naming the flag."""
-        try:
-            value = self._convert(argument)
-        except ValueError:
-            value = None
-        if value is None or not self._accept(value):
-            raise ValueError(f"must be {self._form}")
-        return value
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """The numbers of "4x2"."""
-    return tuple(int(part) for part in text.split("x"))
-
-
-# Each cost, and how many numbers follow its name.
-COSTS: dict[str, tuple[Callable[..., costs.CostFn], int]] = {
-    "sqeuclidean": (costs.SqEuclidean, 0),
-    "euclidean": (costs.Euclidean, 0),
-    "pnormp": (costs.PNormP, 1),
-    "sqpnorm": (costs.SqPNorm, 1),
-    "elastic": (costs.Elastic, 2),
-    "cosine": (costs.Cosine, 0),
-    "negdotproduct": (costs.NegDotProduct, 0),
-    "arccos": (costs.Arccos, 1),
-}
-_UNITS = (*units.OF_COSTS, *units.OF_POINTS)
-
-
-def cost_named(text: str) -> costs.CostFn:
-    """The cost that "elastic:0.5,1" says.
-
-    Raises:
-        ValueError: with the library's words if it refuses the numbers.
-    """
-    make, numbers = _split_cost(text)
-    return make(*(int(v) if v.is_integer() else v for v in numbers))
-
-
-def _split_cost(text: str) -> tuple[Callable[..., costs.CostFn], list[float]]:
-    name, _, numbers = text.partition(":")
-    values = [float(number) for number in numbers.split(",")] if numbers else []
-    make, count = COSTS.get(name, (None, -1))
-    if make is None or len(values) != count:
-        raise ValueError(text)
-    return make, values
-
-
-def _cost(text: str) -> str:
-    _split_cost(text)
-    return text
-
-
-def _scale(text: str) -> float | str:
-    return text if text in _UNITS else float(text)
-
-
-def count(low: int) -> Checked:
-    """An integer, at least `low`."""
-    form = f"an integer from {low} to {_MAX_COUNT}"
-    return Checked(form, int, lambda value: low <= value <= _MAX_COUNT)
-
-
-def _one_of(*names: str) -> Checked:
-    return Checked(f"one of {', '.join(names)}", str, lambda name: name in names)
-
-
-TEXT = flags.ArgumentParser()
-SWITCH = Checked("true or false", flags.BooleanParser().parse, lambda _: True)
-_POSITIVE = Checked(
-    "a number greater than 0", float, lambda value: 0 < value < math.inf
-)
-_DURATION = Checked("a number, at least 0", float, lambda value: value >= 0)
-_DECAY = Checked(
-    f"greater than 0 and at most {SLOWEST_DECAY}",
-    float,
-    lambda value: 0 < value <= SLOWEST_DECAY,
-)
-_TAU = Checked(
-    "greater than 0 and at most 1 (1 keeps the marginal)",
-    float,
-    lambda value: 0 < value <= 1,
-)
-_COST = Checked(
-    f"one of {', '.join(COSTS)}, with its numbers, such as pnormp:1.5, "
-    "elastic:0.5,1 or arccos:1",
-    _cost,
-    lambda _: True,
-)
-_SCALE = Checked(
-    f"a number greater than 0 or one of {', '.join(_UNITS)}",
-    _scale,
-    lambda value: isinstance(value, str) or 0 < value < math.inf,
-)
-_IDS = Checked(
-    "numbers, such as 0,1",
-    lambda text: tuple(int(part) for part in text.split(",")),
-    lambda ids: min(ids) >= 0 and len(set(ids)) == len(ids),
-)
-
-
-def _bytes(text: str) -> int:
-    """The bytes of "80GiB", "80GB" or "85899345920"."""
-    found = re.fullmatch(r"([\d.]+)([KMGT]?)(i?)B?", text)
-    if not found:
-        raise ValueError(text)
-    number, prefix, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix))
-
-
-_BYTES = Checked(
-    "bytes, such as 80GiB, 500MB or 1073741824", _bytes, lambda value: value > 0
-)
-_AXIS = Checked("0 or 1", int, lambda value: value in (0, 1))
-MESH = Checked("rows x cols, such as 4x2", sizes, lambda s: len(s) == 2 and min(s) > 0)
-TILE = Checked(
-    "one size or rows x cols, such as 1024 or 512x2048",
-    sizes,
-    lambda s: len(s) in (1, 2) and 0 < min(s) and max(s) <= _MAX_COUNT,
-)
 
 
 class Flag(NamedTuple):
@@ -159,143 +23,168 @@ class Flag(NamedTuple):
 
 
 _OF_PROBLEMS = (
-    Flag("x", "x.npy", TEXT, None, "points [n, d]: a .npy file or archive.npz#key"),
-    Flag("y", "y.npy", TEXT, None, "points [m, d], likewise"),
-    Flag("a", "a.npy", TEXT, None, "weights [n] of x (1 / n each)"),
-    Flag("b", "b.npy", TEXT, None, "weights [m] of y (1 / m each)"),
     Flag(
-        *("demo", "discs", _one_of("discs"), None),
+        "x", "x.npy", kinds.TEXT, None, "points [n, d]: a .npy file or archive.npz#key"
+    ),
+    Flag("y", "y.npy", kinds.TEXT, None, "points [m, d], likewise"),
+    Flag("a", "a.npy", kinds.TEXT, None, "weights [n] of x (1 / n each)"),
+    Flag("b", "b.npy", kinds.TEXT, None, "weights [m] of y (1 / m each)"),
+    Flag(
+        *("demo", "discs", kinds.one_of("discs"), None),
         "instead of x and y: n points each in two discs of radius 5 and 10",
     ),
-    Flag("n", "10000", count(1), None, "points per cloud of the demo (10000)"),
+    Flag("n", "10000", kinds.count(1), None, "points per cloud of the demo (10000)"),
     Flag(
-        *("cost", "pnormp:1.5", _COST, "sqeuclidean"),
+        *("cost", "pnormp:1.5", kinds.COST, "sqeuclidean"),
         "sqeuclidean (|x - y|^2), euclidean, pnormp:P, sqpnorm:P, elastic:L1,L2, "
         "cosine, negdotproduct or arccos:N, as in ott_shard.costs",
     ),
     Flag(
-        *("scale_cost", "mean", _SCALE, 1.0),
-        f"costs are divided by this number, or by their {', '.join(_UNITS)}",
+        *("scale_cost", "mean", kinds.SCALE, 1.0),
+        f"costs are divided by this number, or by their {', '.join(kinds.UNITS)}",
     ),
     Flag(
-        *("epsilon", "0.05", _POSITIVE, None),
+        *("epsilon", "0.05", kinds.POSITIVE, None),
         "regularisation (0.05 x the std of all costs, or of the unit named next)",
     ),
     Flag(
-        *("epsilon_unit", "mean", _one_of("absolute", "mean", "std"), "absolute"),
+        *("epsilon_unit", "mean", kinds.one_of("absolute", "mean", "std"), "absolute"),
         "epsilon is absolute, or a multiple of the mean or std of all costs",
     ),
     Flag(
-        *("epsilon_init", "1", _POSITIVE, None),
+        *("epsilon_init", "1", kinds.POSITIVE, None),
         "epsilon comes down from this, in the same unit (it is constant)",
     ),
     Flag(
-        *("epsilon_decay", "0.9", _DECAY, 0.9),
+        *("epsilon_decay", "0.9", kinds.DECAY, 0.9),
         "by this factor at every iteration, if it comes down",
     ),
-    Flag("tau_a", "0.9", _TAU, 1.0, "marginal of x: 1 exact, below 1 relaxed"),
-    Flag("tau_b", "0.9", _TAU, 1.0, "marginal of y, likewise"),
+    Flag("tau_a", "0.9", kinds.TAU, 1.0, "marginal of x: 1 exact, below 1 relaxed"),
+    Flag("tau_b", "0.9", kinds.TAU, 1.0, "marginal of y, likewise"),
     Flag(
-        *("threshold", "1e-4", _POSITIVE, 1e-3),
+        *("threshold", "1e-4", kinds.POSITIVE, 1e-3),
         "converged when the L1 error of the marginal is at most this",
     ),
-    Flag("max_iterations", "500", count(1), 2000, "never more iterations"),
-    Flag("min_iterations", "20", count(0), 0, "never fewer iterations"),
-    Flag("inner_iterations", "5", count(1), 10, "iterations between two checks"),
-    Flag("grad", "", SWITCH, False, "also the gradient with respect to x and y"),
-    Flag("dtype", "float64", _one_of("float32", "float64"), "float32", "of all work"),
+    Flag("max_iterations", "500", kinds.count(1), 2000, "never more iterations"),
+    Flag("min_iterations", "20", kinds.count(0), 0, "never fewer iterations"),
+    Flag("inner_iterations", "5", kinds.count(1), 10, "iterations between two checks"),
+    Flag("grad", "", kinds.SWITCH, False, "also the gradient with respect to x and y"),
     Flag(
-        *("progress_seconds", "1", _DURATION, 5.0),
-        "time between two lines of progress; 0: a line at every check",
+        "dtype", "float64", kinds.one_of("float32", "float64"), "float32", "of all work"
     ),
 )
 _OF_ESTIMATES = (
     Flag(
-        *("task", "divergence", _one_of("solve", "divergence"), "solve"),
+        *("task", "divergence", kinds.one_of("solve", "divergence"), "solve"),
         "what is to be estimated",
     ),
     Flag(
-        *("memory", "80GiB", _BYTES, None),
+        *("memory", "80GiB", kinds.BYTES, None),
         "of one device (what the device says, if it does)",
     ),
 )
 _OF_USES = (
-    Flag("run", "DIR", TEXT, None, "the --out of a run of solve or divergence"),
+    Flag("run", "DIR", kinds.TEXT, None, "the --out of a run of solve or divergence"),
     Flag(
-        *("v", "v.npy", TEXT, None),
+        *("v", "v.npy", kinds.TEXT, None),
         "apply: numbers [n] or [n, k] (axis 0), [m] or [m, k] (axis 1)",
     ),
-    Flag("k", "10", count(1), None, "match: so many entries for every point"),
+    Flag("k", "10", kinds.count(1), None, "match: so many entries for every point"),
     Flag(
-        *("axis", "1", _AXIS, None),
+        *("axis", "1", kinds.AXIS, None),
         "apply: 0 for P^T v, 1 for P v (0); match: 0 for the entries of every y, 1 of "
         "every x (1)",
     ),
-    Flag("num_pairs", "1000", count(1), None, "sample: so many pairs"),
+    Flag("num_pairs", "1000", kinds.count(1), None, "sample: so many pairs"),
     Flag(
-        *("method", "systematic", _one_of("iid", "systematic"), "iid"),
+        *("method", "systematic", kinds.one_of("iid", "systematic"), "iid"),
         "sample: independent pairs, or every x as often as its mass says",
     ),
-    Flag("seed", "1", count(0), 0, "sample: of the random numbers"),
-    Flag("points", "new.npy", TEXT, None, "transport: new points of x [n', d]"),
-    Flag("backward", "", SWITCH, False, "transport: new points of y, to x"),
+    Flag("seed", "1", kinds.count(0), 0, "sample: of the random numbers"),
+    Flag("points", "new.npy", kinds.TEXT, None, "transport: new points of x [n', d]"),
+    Flag("backward", "", kinds.SWITCH, False, "transport: new points of y, to x"),
 )
-_OF_JOBS = (
+_OF_PROCESSES = (
     Flag(
-        *("coordinator_address", "node0:1234", TEXT, None),
+        *("coordinator_address", "node0:1234", kinds.TEXT, None),
         "several processes: where process 0 is to be reached (by SLURM, Open MPI or "
         "Kubernetes, where one of these started them)",
     ),
-    Flag("num_processes", "4", count(1), None, "several processes: how many"),
-    Flag("process_id", "0", count(0), None, "several processes: which one this is"),
+    Flag("num_processes", "4", kinds.count(1), None, "several processes: how many"),
     Flag(
-        *("local_device_ids", "0,1", _IDS, None),
+        "process_id", "0", kinds.count(0), None, "several processes: which one this is"
+    ),
+    Flag(
+        *("local_device_ids", "0,1", kinds.IDS, None),
         "the devices of this process (all, or what the cluster gives it)",
     ),
     Flag(
-        *("local_processes", "2", count(1), None),
+        *("local_processes", "2", kinds.count(1), None),
         "start so many processes on this machine, to rehearse a job of several",
     ),
-    Flag("start_seconds", "60", count(1), 300, "for all processes to come together"),
     Flag(
-        *("watchdog_seconds", "60", _DURATION, 600.0),
+        "start_seconds", "60", kinds.count(1), 300, "for all processes to come together"
+    ),
+)
+_OF_RUNS = (
+    Flag(
+        *("watchdog_seconds", "60", kinds.DURATION, 600.0),
         "a process of several in which nothing moves for so long ends; 0: never",
     ),
     Flag(
-        *("checkpoint_seconds", "60", _DURATION, 600.0),
+        *("checkpoint_seconds", "60", kinds.DURATION, 600.0),
         "time between two checkpoints in --out, from which resume goes on",
     ),
     Flag(
-        *("checkpoint_checks", "10", count(1), None),
+        *("checkpoint_checks", "10", kinds.count(1), None),
         "a checkpoint after every so many checks of the error too",
+    ),
+    Flag(
+        *("progress_seconds", "1", kinds.DURATION, 5.0),
+        "time between two lines of progress; 0: a line at every check",
+    ),
+    Flag(
+        *("log_json", "run.jsonl", kinds.TEXT, None),
+        "add a line of JSON to this file for every check and other event",
     ),
 )
 _OF_ALL = (
     Flag(
-        *("out", "DIR", TEXT, None),
+        *("out", "DIR", kinds.TEXT, None),
         "write result.json, f.npy, g.npy and, with --grad, grad_x.npy, grad_y.npy; "
         "for a task that uses a run (its folder): TASK.json and what is named above",
     ),
     Flag(
-        *("mesh", "4x2", MESH, None),
+        *("mesh", "4x2", kinds.MESH, None),
         "devices that split x, by devices that split y (all, as square as possible)",
     ),
     Flag(
-        *("batch_size", "512x2048", TILE, None),
+        *("batch_size", "512x2048", kinds.TILE, None),
         "largest tile on a device: one size, or rows x cols (chosen for speed)",
     ),
-    Flag("cpu_devices", "8", count(1), None, "compute on so many CPU devices"),
+    Flag("cpu_devices", "8", kinds.count(1), None, "compute on so many CPU devices"),
     Flag(
-        *("require", "gpu", _one_of("cpu", "gpu", "tpu"), None),
+        *("require", "gpu", kinds.one_of("cpu", "gpu", "tpu"), None),
         "compute on these devices or not at all (what JAX finds)",
     ),
     Flag(
-        *("precision", "high", _one_of("default", "high", "highest"), "highest"),
+        *("precision", "high", kinds.one_of("default", "high", "highest"), "highest"),
         "of matrix products",
     ),
-    Flag("help", "", SWITCH, False, "print this and exit"),
+    Flag(
+        *("compilation_cache", "DIR", kinds.TEXT, None),
+        "keep compiled programs here, for later runs of any number of processes",
+    ),
+    Flag("help", "", kinds.SWITCH, False, "print this and exit"),
 )
-FLAGS = (*_OF_PROBLEMS, *_OF_ESTIMATES, *_OF_JOBS, *_OF_USES, *_OF_ALL)
+FLAGS = (
+    *_OF_PROBLEMS,
+    *_OF_ESTIMATES,
+    *_OF_RUNS,
+    *_OF_USES,
+    *_OF_ALL,
+    *_OF_PROCESSES,
+)
 
 
 class Parsed(NamedTuple):
@@ -325,7 +214,7 @@ def parse(
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may come after the task
     for name, _, parser, default, text in table:
-        switch = parser is SWITCH
+        switch = parser is kinds.SWITCH
         flag = flags.Flag(parser, None, name, default, text, boolean=switch)
         flags.DEFINE_flag(flag, values)
     try:
@@ -373,12 +262,12 @@ def help_text(solving: Mapping[str, str], using: Mapping[str, str]) -> str:
         ],
         ["Flags of estimate", *table_text(_OF_ESTIMATES)],
         [
-            f"Flags of {', '.join(solving)}, estimate and resume: processes and "
-            "checkpoints",
-            *table_text(_OF_JOBS),
+            f"Flags of {', '.join(solving)}, estimate and resume: the way",
+            *table_text(_OF_RUNS),
         ],
         ["Flags of tasks that use a run", *table_text(_OF_USES)],
         ["Flags of all tasks", *table_text(_OF_ALL)],
+        ["Flags of all tasks: several processes", *table_text(_OF_PROCESSES)],
         [
             "Exit codes: 0 converged or done, 2 bad input, 3 not converged (or the run "
             "used),",
@@ -406,7 +295,7 @@ def table_text(table: Sequence[Flag]) -> list[str]:
     lines = []
     for flag in table:
         usage = f"--{flag.name}" + (f"={flag.example}" if flag.example else "")
-        known = flag.default is None or flag.parser is SWITCH
+        known = flag.default is None or flag.parser is kinds.SWITCH
         text = flag.text + ("" if known else f" ({flag.default})")
         lines += _entry(usage, text)
     return lines

@@ -12,16 +12,19 @@ from typing import Any, TypeVar
 
 import jax
 
+import ott_shard as otts
+
 from . import checkpoint, data, devices, processes, rehearsal, report, results, tasks
 from .checkpoint import Interrupted, Keeper, Kept
-from .config import Config, Job, Joined, Resume
+from .config import Command, Config, Resume
 from .data import Clouds, Input
 from .errors import BadInput, Elsewhere, complain
 from .processes import INTERRUPTED, PEER_LOST, Wanted, Watchdog
-from .tasks import Hooks
+from .progress import Log, Reporter, check_log
+from .tasks import Hooks, Watch
 
 CONVERGED, BAD_INPUT, NOT_CONVERGED = 0, 2, 3
-_Command = TypeVar("_Command", bound=Joined)
+_Command = TypeVar("_Command", bound=Command)
 
 
 def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int]) -> int:
@@ -38,7 +41,7 @@ def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int])
     Raises:
         BadInput: in a process that is alone.
     """
-    if isinstance(command, Job) and command.local_processes:
+    if command.local_processes:
         return _rehearse(command, command.local_processes, argv)
     devices.use_cpu(command.cpu_devices)
     wanted = Wanted(*(getattr(command, name) for name in Wanted._fields))
@@ -64,7 +67,7 @@ def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int])
     return code
 
 
-def _rehearse(command: Job, count: int, argv: Sequence[str]) -> int:
+def _rehearse(command: Command, count: int, argv: Sequence[str]) -> int:
     folder = getattr(command, "run", None) or getattr(command, "out", None)
     logs = Path(folder or tempfile.mkdtemp(prefix="ott-shard-")) / "logs"
     print(f"{count} processes, logs in {logs}", file=sys.stderr, flush=True)
@@ -87,15 +90,15 @@ def solve(command: Config | Resume) -> int:
     """Solve, or go on with what was not solved."""
     config, kept, clouds, inputs = _agreed(command)
     watchdog = Watchdog(command.watchdog_seconds)
+    first = jax.process_index() == 0
+    log = Log(config.log_json if first else None)
     with jax.enable_x64(config.dtype == "float64"):
         mesh = devices.mesh_of(config)
+        tell(report.configuration(config, mesh, clouds))
+        log("start", config=_fields(config), **results.place(mesh))
         placed = clouds
         if jax.process_count() > 1:
             placed = data.spread(clouds, mesh, config.dtype)
-        first = jax.process_index() == 0
-        progress = report.ProgressPrinter(config.progress_seconds if first else None)
-        if first:
-            print(report.configuration(config, mesh, clouds), flush=True)
         keeper = Keeper(
             None if config.out is None else Path(config.out),
             _meta(config, inputs),
@@ -104,6 +107,7 @@ def solve(command: Config | Resume) -> int:
             known=kept.snapshots,
             sizes=clouds.sizes,
             watchdog=watchdog,
+            log=log,
         )
         watchdog.beat("the first iterations")
         try:
@@ -111,24 +115,45 @@ def solve(command: Config | Resume) -> int:
                 term: checkpoint.resized(term, snapshot, placed.sizes)
                 for term, snapshot in kept.snapshots.items()
             }
-            hooks = Hooks(progress, keeper, known)
+            reporter = Reporter(config, log) if first else None
+            hooks = Hooks(_both(reporter, keeper), known)
             outcome = tasks.perform(config, mesh, placed, hooks)
         except Interrupted as place:
-            if first:
-                print(f"interrupted: go on by resume --run={config.out} ({place})")
+            log("interrupted", checkpoint=str(place))
+            tell(f"interrupted: go on by resume --run={config.out} ({place})")
             return INTERRUPTED
         finally:
             keeper.close()
         watchdog.beat("writing results")
         record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
-        if first:
-            print(report.summary(record, outcome.value_name), flush=True)
         if config.out is not None:
             results.write(config.out, config.task, record, arrays)
             checkpoint.remove(config.out)
-            if first:
-                print(f"{'written to':<15}{config.out}")
+        watchdog.beat("asking the compiler for the memory")
+        # Compiled last: the results are safe.
+        record["temp_bytes_per_device"] = tasks.temp_bytes(config, mesh, placed)
+        if config.out is not None:
+            results.write_record(config.out, config.task, record)
+        log("end", **record)
+        tell(report.summary(record, outcome.value_name))
+        if config.out is not None:
+            tell(f"{'written to':<15}{config.out}")
     return CONVERGED if record["converged"] else NOT_CONVERGED
+
+
+def tell(text: str) -> None:
+    """One process speaks for all."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def _both(reporter: Reporter | None, keeper: Keeper) -> Watch:
+    def watch(term: str, now: otts.Snapshot) -> None:
+        if reporter:
+            reporter(term, now)
+        keeper(term, now)
+
+    return watch
 
 
 def _agreed(
@@ -154,6 +179,8 @@ def _agreed(
         }
     processes.agree(error, facts | {"versions": json.dumps(results.versions())})
     assert found is not None
+    if (out := found[0].out) is not None:
+        processes.check_shared(f"--out={out}", out)
     return found
 
 
@@ -168,8 +195,9 @@ def _opened(command: Config | Resume) -> tuple[Config, Kept, Clouds, dict[str, I
             raise checkpoint.refused(command.run, "is of another version") from None
     else:
         config = command
+    sources = [getattr(config, name) for name in Clouds._fields]
+    check_log(config.log_json, sources)
     if config.out is not None:
-        sources = (getattr(config, name) for name in Clouds._fields)
         results.check_directory(config.out, config.task, sources)
     clouds, inputs = data.load(config)
     if isinstance(command, Resume) and _described(inputs) != kept.meta["inputs"]:

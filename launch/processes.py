@@ -1,6 +1,7 @@
 """The processes of a job: how they find each other, agree, and end together."""
 
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -14,8 +15,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .errors import BadInput, Elsewhere
+from .files import nearest
 
 PEER_LOST, INTERRUPTED = 5, 6
+_MARK_SECONDS = 5.0
 # What JAX and its transports say when another process is gone.
 _OF_PEERS = ("gloo", "nccl", "connection", "unavailable", "coordination", "heartbeat")
 _ENVIRONMENT = {
@@ -200,14 +203,13 @@ def agree(error: BadInput | None, facts: Mapping[str, str]) -> None:
         if error:
             raise error
         return
-    own = [error is not None, *(zlib.crc32(text.encode()) for text in facts.values())]
-    every = multihost_utils.process_allgather(np.asarray(own, np.uint32))
-    failed = np.flatnonzero(every[:, 0])
+    failed = np.flatnonzero(_gathered([error is not None]))
     if len(failed):
         if error and failed[0] == jax.process_index():
             raise error
         raise Elsewhere(f"process {failed[0]} cannot go on")
-    for column, (name, text) in enumerate(facts.items(), start=1):
+    every = _gathered([zlib.crc32(text.encode()) for text in facts.values()])
+    for column, (name, text) in enumerate(facts.items()):
         apart = np.flatnonzero(every[:, column] != every[0, column])
         if len(apart):
             message = (
@@ -215,6 +217,43 @@ def agree(error: BadInput | None, facts: Mapping[str, str]) -> None:
                 f"{apart[0]} another: start all with the same files and packages"
             )
             raise (Elsewhere if jax.process_index() else BadInput)(message)
+
+
+def _gathered(own: Sequence[int]) -> np.ndarray:
+    """[processes, numbers], those of each process."""
+    return np.asarray(multihost_utils.process_allgather(np.asarray(own, np.uint32)))
+
+
+def check_shared(label: str, folder: str) -> None:
+    """Refuse a folder that is not the same one for all processes, which all ask.
+
+    Raises:
+        BadInput: on the first process for which it is not.
+        Elsewhere: on all others.
+    """
+    if jax.process_count() == 1:
+        return
+    number = multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32)))
+    mark = nearest(folder) / f".ott-shard-{int(number):08x}"
+    error, deadline = None, time.monotonic() + _MARK_SECONDS
+    try:
+        if jax.process_index() == 0:
+            mark.touch()
+        agree(None, {})
+        while not mark.exists():  # a network may take a moment
+            if time.monotonic() > deadline:
+                raise BadInput(
+                    f"{label}: process {jax.process_index()} does not see there what "
+                    "process 0 writes: name a directory that all of them share"
+                )
+            time.sleep(0.1)
+    except BadInput as refusal:
+        error = refusal
+    try:
+        agree(error, {})
+    finally:
+        if jax.process_index() == 0:
+            mark.unlink(missing_ok=True)
 
 
 def of_peers(error: BaseException) -> bool:

@@ -1,9 +1,6 @@
 """What the command prints on the way."""
 
 import collections
-import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,6 @@ from .data import Clouds
 from .saved import Run
 
 _SIZES = (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")
-# Short runs print no progress.
-_FIRST_LINE_SECONDS = 2.0
 
 
 def configuration(config: Config, mesh: Mesh, clouds: Clouds) -> str:
@@ -59,32 +54,6 @@ def _epsilon(config: Config) -> str:
     if config.epsilon is not None and unit == "absolute":
         return text
     return f"{text} x {'std' if unit == 'absolute' else unit} of costs"
-
-
-class ProgressPrinter:
-    """Prints a line at a check if the last one is long enough ago."""
-
-    def __init__(
-        self, seconds: float | None, clock: Callable[[], float] = time.monotonic
-    ):
-        # None: another process prints.
-        self._seconds, self._clock = math.inf if seconds is None else seconds, clock
-        silent = math.inf if seconds is None else min(seconds, _FIRST_LINE_SECONDS)
-        self._next = clock() + silent
-
-    def __call__(
-        self, term: str, iteration: int, error: float, seconds_per_iteration: float
-    ) -> None:
-        """Called at every check."""
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + self._seconds
-        print(
-            f"  {term}  iteration {iteration}  marginal error {error:.2e}  "
-            f"{seconds_per_iteration:.2g} s/iteration",
-            flush=True,
-        )
 
 
 def summary(record: dict[str, Any], value_name: str) -> str:

@@ -1,15 +1,13 @@
 """Result files: a record in JSON and arrays, of a run or of a use of one."""
 
-import contextlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +21,10 @@ from . import data, saved
 from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
+from .files import check_folder, not_writable, replacing
 from .saved import Run
 from .tasks import TASKS, TERMS, Outcome
-from .uses import USES, Made
+from .uses import USES
 
 _ARRAYS = ("f", "g", "grad_x", "grad_y")
 
@@ -62,11 +61,7 @@ def check_directory(out: str, task: str, inputs: Iterable[str | None]) -> None:
 
     Also one where the results of `task` would replace a file among its `inputs`.
     """
-    path = Path(out).absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    if not path.is_dir():
-        raise BadInput(f"--out={out}: {path} is a file: name a directory")
+    check_folder(f"--out={out}", out)
     ours = {path.resolve() for path in _replaced(Path(out), task)}
     for source in filter(None, inputs):
         if (file := Path(data.split(source)[0])).resolve() in ours:
@@ -74,15 +69,6 @@ def check_directory(out: str, task: str, inputs: Iterable[str | None]) -> None:
                 f"--out={out}: {file} is input, and would be replaced: name another "
                 "directory"
             )
-    try:
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise _not_writable(out, error) from None
-
-
-def _not_writable(out: str, error: OSError) -> BadInput:
-    reason = error.strerror or error
-    return BadInput(f"--out={out}: not writable ({reason}): name another directory")
 
 
 def of_run(
@@ -124,14 +110,19 @@ def of_run(
         "d": clouds.x.shape[1],
         "dtype": config.dtype,
         "seconds": outcome.seconds,
-        "temp_bytes_per_device": outcome.temp_bytes,
+        "temp_bytes_per_device": None,  # it is known later, see job
         **place(mesh),
     }
     return _strict(record), arrays
 
 
 def of_use(
-    use: Use, mesh: Mesh, run: Run, numbers: Input | None, made: Made
+    use: Use,
+    mesh: Mesh,
+    run: Run,
+    numbers: Input | None,
+    made: Mapping[str, Rows | bytes],
+    seconds: float,
 ) -> dict[str, Any]:
     """The record of a use of a run, ready for JSON; `numbers` is the file it read."""
     read = {} if numbers is None else {use.file: numbers._asdict()}
@@ -145,13 +136,13 @@ def of_use(
         "inputs": read,
         "options": {key: v for key, v in options.items() if key not in read},
         "shapes": {
-            name: list(array.shape)
-            for name, array in made.arrays.items()
-            if isinstance(array, np.ndarray)
+            name: [rows.size, *rows.array.shape[1:]]
+            for name, rows in made.items()
+            if isinstance(rows, Rows)
         },
         "files": USES[use.task].files,
         "dtype": run.problem.dtype,
-        "seconds": made.seconds,
+        "seconds": seconds,
         **place(mesh),
     }
 
@@ -220,7 +211,7 @@ def write(
     out: str,
     task: str,
     record: dict[str, Any],
-    arrays: Mapping[str, Rows | np.ndarray | bytes],
+    arrays: Mapping[str, Rows | bytes],
 ) -> None:
     """Write record and arrays into the directory `out`, each file whole or not at all.
 
@@ -237,29 +228,42 @@ def write(
         if jax.process_index() == 0:
             for stale in _replaced(directory, task):
                 stale.unlink(missing_ok=True)
-        for name, array in arrays.items():
-            if isinstance(array, bytes):
+        for name, made in arrays.items():
+            if isinstance(made, Rows):
+                _save(directory / f"{name}.npy", made)
+            else:
                 with replacing(directory / f"{name}.png") as file:
-                    file.write(array)
-                continue
-            rows = array if isinstance(array, Rows) else Rows(array, len(array))
-            _save(directory / f"{name}.npy", rows)
-        if jax.process_index() == 0:
-            with replacing(directory / files_of(task)[0]) as file:
-                text = json.dumps(record, indent=2, allow_nan=False)
-                file.write(f"{text}\n".encode())
+                    file.write(made)
     except OSError as error:
-        raise _not_writable(out, error) from None
+        raise not_writable(f"--out={out}", error) from None
+    write_record(out, task, record)
+
+
+def write_record(out: str, task: str, record: dict[str, Any]) -> None:
+    """Write the record alone, over the last one.
+
+    Raises:
+        BadInput: if it cannot be.
+    """
+    if jax.process_index():
+        return
+    try:
+        with replacing(Path(out) / files_of(task)[0]) as file:
+            text = json.dumps(record, indent=2, allow_nan=False)
+            file.write(f"{text}\n".encode())
+    except OSError as error:
+        raise not_writable(f"--out={out}", error) from None
 
 
 def _save(path: Path, rows: Rows) -> None:
     """One .npy file, to which each process writes the rows that it has."""
     array, size = rows
-    if isinstance(array, np.ndarray) or array.is_fully_addressable:
-        with replacing(path) as file:
-            np.save(file, np.asarray(array)[:size])
-        return
     part, first = path.with_name(f".{path.name}.part"), jax.process_index() == 0
+    if isinstance(array, np.ndarray) or array.is_fully_addressable:
+        if first:
+            with replacing(path) as file:
+                np.save(file, np.asarray(array)[:size])
+        return
     shape = (size, *array.shape[1:])
     if first:
         np.lib.format.open_memmap(part, "w+", array.dtype, shape).flush()
@@ -273,15 +277,3 @@ def _save(path: Path, rows: Rows) -> None:
     multihost_utils.sync_global_devices(f"{path.name} written")
     if first:
         part.replace(path)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place at `path` when it is complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

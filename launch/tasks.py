@@ -15,20 +15,20 @@ from ott_shard.geometry import DEFAULT_EPSILON
 from .config import Command, Computation, Config, Problem
 from .data import Clouds
 from .errors import BadInput
-from .flags import cost_named
+from .kinds import cost_named
+
+Watch = Callable[[str, otts.Snapshot], None]
 
 
 class Hooks(NamedTuple):
     """What is called at every check of a solution, and where it starts.
 
     Attributes:
-        progress: see `ott_shard.solve`.
-        watch: likewise.
+        watch: see `ott_shard.solve`.
         known: the snapshot that a term goes on from, by its name.
     """
 
-    progress: Callable[[str, int, float, float], None] | None = None
-    watch: Callable[[str, otts.Snapshot], None] | None = None
+    watch: Watch | None = None
     known: Mapping[str, otts.Snapshot] = {}
 
 
@@ -66,7 +66,6 @@ class Outcome(NamedTuple):
         terms: the solutions.
         gradients: with respect to x and y, if asked for.
         seconds: from the clouds to value and gradients, compilation included.
-        temp_bytes: temporary memory on each device; None if the backend does not say.
     """
 
     value_name: str
@@ -74,7 +73,6 @@ class Outcome(NamedTuple):
     terms: Terms
     gradients: tuple[jax.Array, jax.Array] | None
     seconds: float
-    temp_bytes: int | None
 
     @property
     def status(self) -> otts.Status:
@@ -166,7 +164,6 @@ def _solve_options(config: Config, hooks: Hooks) -> dict[str, Any]:
         max_iterations=config.max_iterations,
         min_iterations=config.min_iterations,
         inner_iterations=config.inner_iterations,
-        progress=hooks.progress,
         watch=hooks.watch,
     )
 
@@ -193,10 +190,17 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks) -> Outcome
             gradients = _program(config, task.compute, mesh, clouds, ends)[1]
         jax.block_until_ready((value, terms, gradients))
     seconds = time.perf_counter() - begun
+    return Outcome(task.value_name, value, terms, gradients, seconds)
+
+
+def temp_bytes(config: Config, mesh: Mesh, clouds: Clouds) -> int | None:
+    """Temporary memory of a run on each device; None if the backend does not say.
+
+    It takes one more compilation.
+    """
     (n, d), (m, _) = clouds.x.shape, clouds.y.shape
     analysis = compiled(config, mesh, (n, m, d)).memory_analysis()
-    temp_bytes = None if analysis is None else analysis.temp_size_in_bytes
-    return Outcome(task.value_name, value, terms, gradients, seconds, temp_bytes)
+    return None if analysis is None else analysis.temp_size_in_bytes
 
 
 @contextlib.contextmanager

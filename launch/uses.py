@@ -50,7 +50,7 @@ class Made(NamedTuple):
         seconds: from the clouds to the arrays, compilation included.
     """
 
-    arrays: dict[str, np.ndarray | bytes]
+    arrays: dict[str, jax.Array | bytes]
     seconds: float
 
 
@@ -101,12 +101,14 @@ USES = {
 }
 
 
-def check_installed(use: Use) -> None:
-    """Refuse a use that needs a package which is not there, before it computes.
+def check_possible(use: Use) -> None:
+    """Refuse a use that needs what is not there, before it computes.
 
     Raises:
         BadInput: if so.
     """
+    if isinstance(use, Report) and jax.process_count() > 1:
+        raise BadInput("report: draws in one process: start it without others")
     needs = USES[use.task].needs
     if needs and importlib.util.find_spec(needs) is None:
         raise BadInput(
@@ -126,8 +128,8 @@ def perform(
     begun = time.perf_counter()
     with tasks.blaming(use):
         arrays = task.compute(use, _plan(use, mesh, run, saved), numbers)
-    made = (z if isinstance(z, bytes) else np.asarray(z) for z in arrays)
-    named = zip(task.names, made, strict=True)
+        jax.block_until_ready(arrays)
+    named = zip(task.names, arrays, strict=True)
     return Made(dict(named), time.perf_counter() - begun)
 
 

@@ -67,6 +67,7 @@ class Snapshot(NamedTuple):
         phi: [n], f - epsilon log a.
         psi: [m].
         iteration: how many are done.
+        epsilon: of the last of them.
         error: of the marginal, at the last check.
         errors: at all checks, -1 for those to come.
         floor: the error that rounding makes besides, about.
@@ -77,6 +78,7 @@ class Snapshot(NamedTuple):
     phi: jax.Array
     psi: jax.Array
     iteration: jax.Array
+    epsilon: jax.Array
     error: jax.Array
     errors: jax.Array
     floor: jax.Array
@@ -107,7 +109,7 @@ class Snapshot(NamedTuple):
                     "snapshot is of one problem; for another give its f and g"
                 )
             ends[name] = meshes.place(potential.astype(geom.dtype), geom.mesh, axes)
-        for name in ("error", "errors", "floor", "lowest"):
+        for name in ("epsilon", "error", "errors", "floor", "lowest"):
             ends[name] = jnp.asarray(getattr(self, name), geom.dtype)
         return self._replace(**ends)
 
