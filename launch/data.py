@@ -1,11 +1,10 @@
 """Clouds and weights from files, and the demo clouds."""
 
 import functools
+import math
 import os
-import zipfile
-import zlib
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,29 +12,33 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ott_shard import mesh as meshes
+from ott_shard.collectives import Axes
 
+from . import processes
 from .config import Problem, Use
 from .errors import BadInput
+from .formats import Sliced, Source
+from .sources import fingerprint, open_source, split
 
-# A checksum is of so many pieces of so many bytes: all of a file of up to 4 MiB.
-_PIECES, _PIECE = 64, 2**16
-
-
-Array = np.ndarray | jax.Array
+# Bytes, in the dtype of a file, that are read at once to become those of a run.
+_BLOCK = 2**26
 
 
 class Clouds(NamedTuple):
-    """Two clouds and their weights, on the host; None for uniform weights."""
+    """Two clouds and their weights, as arrays; None for uniform weights.
 
-    x: Array
-    y: Array
-    a: Array | None
-    b: Array | None
+    In one of several processes they are each a `Source` until they are spread.
+    """
+
+    x: Any
+    y: Any
+    a: Any
+    b: Any
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(n, m); 0 for a number, which is no cloud, as the library will say."""
-        n, m = (points.shape[0] if points.ndim else 0 for points in (self.x, self.y))
+        """(n, m)."""
+        n, m = (points.shape[0] for points in (self.x, self.y))
         return n, m
 
 
@@ -56,54 +59,102 @@ class Input(NamedTuple):
 
 
 def load(problem: Problem) -> tuple[Clouds, dict[str, Input]]:
-    """The clouds and weights of a problem in its dtype, and the files they come from.
+    """The clouds and weights of a problem, and the files they come from.
+
+    In a process that is alone they are arrays in the dtype of the problem. Of several
+    each only opens the files: :func:`spread` reads its rows.
 
     Shapes and values are not looked at here: the library does, for every caller.
 
     Raises:
         BadInput: if a file cannot be read.
     """
-    arrays, inputs = {}, {}
-    # Of several processes each casts its own rows, and reads no others.
-    dtype = problem.dtype if jax.process_count() == 1 else None
+    sources, inputs = {}, {}
     for name in Clouds._fields:
-        if (source := getattr(problem, name)) is not None:
-            arrays[name], inputs[name] = read(f"--{name}={source}", source, dtype)
+        if (text := getattr(problem, name)) is not None:
+            sources[name] = open_source(f"--{name}={text}", text)
+            inputs[name] = _described(text, sources[name])
     if problem.demo:
         assert problem.n is not None
-        points = (np.asarray(cloud, problem.dtype) for cloud in discs(problem.n))
-        arrays |= zip("xy", points, strict=True)
-    x, y = arrays["x"], arrays["y"]
-    return Clouds(x, y, arrays.get("a"), arrays.get("b")), inputs
+        points = (Sliced(np.asarray(cloud)) for cloud in discs(problem.n))
+        sources |= zip("xy", points, strict=True)
+    if jax.process_count() == 1:
+        sources = {k: _whole(source, problem.dtype) for k, source in sources.items()}
+    return Clouds(*(sources.get(name) for name in Clouds._fields)), inputs
 
 
-def spread(clouds: Clouds, mesh: Mesh, dtype: str) -> Clouds:
+def spread(
+    clouds: Clouds,
+    mesh: Mesh,
+    dtype: str,
+    beat: Callable[[str], None] = lambda _: None,
+) -> Clouds:
     """The same on the devices of all processes, each of which reads its own rows.
 
     Padded to a whole number of rows on each device, with points of weight 0; weights
-    are then those of all points.
+    are then those of all points. All processes call it, and `beat` is called for what
+    is read next.
 
     Raises:
-        BadInput: if the shapes do not fit together, which the library cannot see.
+        BadInput: if the shapes do not fit together, which the library cannot see, or
+            if rows cannot be read; in one process, and in all others `Elsewhere`.
     """
-    x, y, a, b = clouds
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or 0 in x.shape + y.shape:
-        raise BadInput(
-            f"--x --y: x and y must be [n, d] and [m, d], got {x.shape} and {y.shape}"
-        )
-    axes, placed = meshes.axes_of(mesh), []
-    for name, points, weights, own in zip("ab", (x, y), (a, b), axes, strict=True):
-        if weights is not None and weights.shape != (len(points),):
+    error, placed = None, None
+    try:
+        placed = _spread(clouds, mesh, dtype, beat)
+    except BadInput as refusal:
+        error = refusal
+    beat("waiting for others to read")
+    processes.agree(error, {})
+    assert placed is not None
+    return placed
+
+
+def _spread(
+    clouds: Clouds, mesh: Mesh, dtype: str, beat: Callable[[str], None]
+) -> Clouds:
+    def placed(rows: Source, own: Axes, pad: Literal["edge", "constant"]) -> jax.Array:
+        fill = functools.partial(_fill, rows, beat=beat)
+        return meshes.place_rows(fill, rows.shape, mesh, own, pad=pad, dtype=dtype)
+
+    x, y, a, b = (rows and rows.shape for rows in clouds)
+    if len(x) != 2 or len(y) != 2 or x[1] != y[1] or 0 in x + y:
+        raise BadInput(f"--x --y: x and y must be [n, d] and [m, d], got {x} and {y}")
+    for name, (size, _), shape in (("a", x, a), ("b", y, b)):
+        if shape not in (None, (size,)):
             raise BadInput(
-                f"--{name}: must have shape ({len(points)},), one weight for each "
-                f"point, got {weights.shape}"
+                f"--{name}: must have shape ({size},), one weight for each point, got "
+                f"{shape}"
             )
-        if weights is None:
-            weights = np.full(len(points), 1 / len(points))
-        rows = functools.partial(meshes.place, mesh=mesh, axes=own, dtype=dtype)
-        placed.append((rows(points), rows(weights, pad="constant")))
-    (x, a), (y, b) = placed
-    return Clouds(x, y, a, b)
+    points, weights = [], []
+    for k, own in enumerate(meshes.axes_of(mesh)):
+        size = clouds.sizes[k]
+        uniform = Sliced(np.broadcast_to(1 / size, size))
+        points.append(placed(clouds[k], own, "edge"))
+        weights.append(placed(clouds[k + 2] or uniform, own, "constant"))
+    return Clouds(*points, *weights)
+
+
+def _fill(
+    source: Source,
+    start: int,
+    out: np.ndarray,
+    beat: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Rows from `start`, cast block by block: no more is held in the file's dtype."""
+    row = source.dtype.itemsize * math.prod(source.shape[1:])
+    size = max(1, _BLOCK // max(1, row))
+    with np.errstate(over="ignore"):  # an inf made here is refused later
+        for at in range(0, len(out), size):
+            beat("reading the input")
+            part = out[at : at + size]
+            part[:] = source.rows(start + at, start + at + len(part))
+
+
+def _whole(source: Source, dtype: str) -> np.ndarray:
+    array = np.empty(source.shape, dtype)
+    _fill(source, 0, array)
+    return array
 
 
 def of_use(use: Use, dtype: str) -> tuple[np.ndarray | None, Input | None]:
@@ -135,62 +186,17 @@ def _disc(radius: float, n: int, key: jax.Array) -> jax.Array:
     return jnp.stack((r * jnp.cos(angle), r * jnp.sin(angle)), axis=1)
 
 
-def read(subject: str, source: str, dtype: str | None) -> tuple[np.ndarray, Input]:
-    """The array in a file, in `dtype` if it holds real numbers, and the file.
+def read(subject: str, text: str, dtype: str) -> tuple[np.ndarray, Input]:
+    """The whole array in a file, in `dtype`, and the file.
 
     Raises:
         BadInput: about the `subject`, if the file cannot be read.
     """
-    try:
-        array = _read(source)
-    except FileNotFoundError:
-        raise BadInput(f"{subject}: no such file: check the path") from None
-    except OSError as error:
-        raise BadInput(
-            f"{subject}: cannot be read ({error.strerror or error}): give a .npy file "
-            "or archive.npz#key"
-        ) from None
-    except (ValueError, EOFError, zipfile.BadZipFile):
-        raise BadInput(
-            f"{subject}: is not a whole .npy or .npz file of numbers: write it by "
-            "numpy.save, without objects"
-        ) from None
-    except KeyError as error:
-        raise BadInput(f"{subject}: {error.args[0]}") from None
-    described = _describe(source, array)
-    if dtype and array.dtype.kind in "fiub":
-        with np.errstate(over="ignore"):  # an inf made here is refused later
-            array = array.astype(dtype, copy=False)
-    return array, described
+    source = open_source(subject, text)
+    return _whole(source, dtype), _described(text, source)
 
 
-def _describe(source: str, array: np.ndarray) -> Input:
-    path, key = split(source)
+def _described(text: str, source: Source) -> Input:
+    path, key = split(text)
     absolute = os.path.abspath(path) + (f"#{key}" if key else "")
-    memory = array.ravel(order="K").view(np.uint8)  # no copy of what is mapped
-    count = min(_PIECES, max(1, -(-memory.size // _PIECE)))
-    checksum = 0
-    for start in np.linspace(0, max(0, memory.size - _PIECE), count, dtype=int):
-        checksum = zlib.crc32(memory[start : start + _PIECE].tobytes(), checksum)
-    return Input(absolute, list(array.shape), str(array.dtype), checksum)
-
-
-def split(source: str) -> tuple[str, str]:
-    """(path, key) of archive.npz#key; the key of a plain file is empty."""
-    path, _, key = source.rpartition("#")
-    return (source, "") if not path or Path(source).exists() else (path, key)
-
-
-def _read(source: str) -> np.ndarray:
-    """The array in file.npy or archive.npz#key; a .npy file is mapped, not read."""
-    path, key = split(source)
-    if not zipfile.is_zipfile(path):
-        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
-        if key:
-            raise KeyError(f"{path} holds one array: leave #{key} out")
-        return array
-    with np.load(path, allow_pickle=False) as archive:
-        if key not in archive:
-            names = ", ".join(archive)
-            raise KeyError(f"{path} holds the arrays {names}: choose one as {path}#KEY")
-        return archive[key]
+    return Input(absolute, list(source.shape), str(source.dtype), fingerprint(source))

@@ -20,10 +20,11 @@ from jax.sharding import Mesh
 import ott_shard as otts
 from ott_shard.problem import Problem
 
-from . import data, devices, processes, report, results, tasks
+from . import devices, processes, report, results, tasks
 from .config import Estimate
 from .data import Clouds
 from .errors import BadInput
+from .sources import open_source
 
 FITS, DOES_NOT_FIT = 0, 4
 _TASK = "estimate"
@@ -89,19 +90,14 @@ def _agreed(config: Estimate) -> Clouds:
 
 
 def _shapes(config: Estimate) -> Clouds:
-    """Of what is in the files, or of the demo; a .npy file is not read whole."""
+    """Of what is in the files, or of the demo; no numbers are read."""
     found: dict[str, Any] = dict.fromkeys(Clouds._fields)
     if config.demo:
         found["x"] = found["y"] = jax.ShapeDtypeStruct((config.n, 2), config.dtype)
     for name in found:
         if (text := getattr(config, name)) is not None:
-            array, file = data.read(f"--{name}={text}", text, None)
-            if array.dtype.kind not in "fiub":
-                raise BadInput(
-                    f"--{name}={text}: must hold real numbers, got dtype {file.dtype}: "
-                    "convert it first"
-                )
-            found[name] = jax.ShapeDtypeStruct(array.shape, config.dtype)
+            source = open_source(f"--{name}={text}", text)
+            found[name] = jax.ShapeDtypeStruct(source.shape, config.dtype)
     for weights, points in (("a", "x"), ("b", "y")):
         if found[weights] is None:  # the library would make uniform ones, on the host
             size = found[points].shape[:1]

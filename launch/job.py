@@ -98,7 +98,7 @@ def solve(command: Config | Resume) -> int:
         log("start", config=_fields(config), **results.place(mesh))
         placed = clouds
         if jax.process_count() > 1:
-            placed = data.spread(clouds, mesh, config.dtype)
+            placed = data.spread(clouds, mesh, config.dtype, watchdog.beat)
         keeper = Keeper(
             None if config.out is None else Path(config.out),
             _meta(config, inputs),

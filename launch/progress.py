@@ -12,6 +12,7 @@ import ott_shard as otts
 from .config import Config
 from .errors import BadInput
 from .files import check_folder, not_writable
+from .sources import split
 
 # Short runs print no progress.
 _FIRST_LINE_SECONDS = 2.0
@@ -72,7 +73,7 @@ def check_log(path: str | None, others: Iterable[str | None]) -> None:
     label = f"--log_json={path}"
     if not path or Path(path).is_dir():
         raise BadInput(f"{label}: is a folder: name a file")
-    if Path(path).resolve() in {Path(other).resolve() for other in others if other}:
+    if Path(path).resolve() in {Path(split(o)[0]).resolve() for o in others if o}:
         raise BadInput(f"{label}: is input of the run: name another file")
     check_folder(label, str(Path(path).parent))
     try:

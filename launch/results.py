@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 import ott_shard as otts
 
-from . import data, saved
+from . import saved, sources
 from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
@@ -64,7 +64,7 @@ def check_directory(out: str, task: str, inputs: Iterable[str | None]) -> None:
     check_folder(f"--out={out}", out)
     ours = {path.resolve() for path in _replaced(Path(out), task)}
     for source in filter(None, inputs):
-        if (file := Path(data.split(source)[0])).resolve() in ours:
+        if (file := Path(sources.split(source)[0])).resolve() in ours:
             raise BadInput(
                 f"--out={out}: {file} is input, and would be replaced: name another "
                 "directory"
@@ -81,7 +81,7 @@ def of_run(
     """The record of a run, ready for JSON, and its arrays by file name."""
     main = outcome.terms[0]
     primal, dual, f, g = _details(main)
-    sizes, norms = (len(clouds.x), len(clouds.y)), None
+    sizes, norms = clouds.sizes, None
     arrays = {"f": Rows(f, sizes[0]), "g": Rows(g, sizes[1])}
     if outcome.gradients:
         for name, array, size in zip("xy", outcome.gradients, sizes, strict=True):

@@ -6,9 +6,10 @@ devices by repeating its last point, with weight 0: whatever is finite for the c
 finite for its padding.
 """
 
+import collections
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -132,10 +133,14 @@ def place(
     give the same NumPy array, of which each reads only its own rows, and casts these to
     `dtype`.
     """
-    missing = padded_size(x.shape[0], mesh) - x.shape[0]
     if isinstance(x, np.ndarray) and not _split(mesh, axes).is_fully_addressable:
-        size = x.shape[0] + missing
-        return _own_rows(x, size, _split(mesh, axes), pad, dtype or x.dtype)
+
+        def fill(start: int, out: np.ndarray) -> None:
+            out[:] = x[start : start + len(out)]
+
+        own = x.dtype if dtype is None else dtype
+        return place_rows(fill, x.shape, mesh, axes, pad=pad, dtype=own)
+    missing = padded_size(x.shape[0], mesh) - x.shape[0]
     if missing:
         padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
         # NumPy arrays are padded on the host, so that they go straight to their shards.
@@ -145,21 +150,47 @@ def place(
     return jax.lax.with_sharding_constraint(x, _split(mesh, axes))
 
 
-def _own_rows(
-    x: np.ndarray, size: int, split: NamedSharding, pad: str, dtype: Any
+def place_rows(
+    fill: Callable[[int, np.ndarray], None],
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    axes: Axes,
+    *,
+    pad: Literal["edge", "constant"] = "edge",
+    dtype: Any,
 ) -> jax.Array:
-    """`x` padded to `size` rows, of which each process reads its own."""
+    """As `place`, of rows that nobody has as an array; each process asks for its own.
 
-    def rows(index: Any) -> np.ndarray:
-        start, stop, _ = index[0].indices(size)
-        own = np.asarray(x[start : min(stop, len(x))], dtype)
-        if stop <= len(x):
-            return own
-        last = np.asarray(x[-1:], dtype) * (pad == "edge")
-        extra = stop - max(start, len(x))
-        return np.concatenate([own, np.repeat(last, extra, axis=0)])
-
-    return jax.make_array_from_callback((size, *x.shape[1:]), split, rows)
+    Args:
+        fill: writes rows into an array; it is told the first one, and called once for
+            each part of the rows that this process has, in ascending order.
+        shape: of all rows, without padding.
+        mesh: of one process or several.
+        axes: over which rows are split.
+        pad: see :func:`place`.
+        dtype: of what is placed.
+    """
+    whole = (padded_size(shape[0], mesh), *shape[1:])
+    holders, arrays = collections.defaultdict(list), []
+    for device, index in (
+        _split(mesh, axes).addressable_devices_indices_map(whole).items()
+    ):
+        holders[index[0].indices(whole[0])[:2]].append(device)  # pyright: ignore
+    for (start, stop), devices in sorted(holders.items()):
+        part = np.empty((stop - start, *shape[1:]), dtype)
+        own, extra = np.split(part, [max(0, shape[0] - start)])
+        if len(own):
+            fill(start, own)
+        if pad == "constant":
+            extra[:] = 0
+        elif len(own):
+            extra[:] = own[-1]
+        else:
+            fill(shape[0] - 1, extra[:1])
+            extra[1:] = extra[0]
+        # One part at a time is on the host: a copy to a device is waited for.
+        arrays += jax.block_until_ready([jax.device_put(part, d) for d in devices])
+    return jax.make_array_from_single_device_arrays(whole, _split(mesh, axes), arrays)
 
 
 def unpad(x: jax.Array, n: int) -> jax.Array:
