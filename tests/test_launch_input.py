@@ -1,7 +1,10 @@
 """Bad input of the command: one clear line, exit code 2, nothing written."""
 
+import sys
+
 import numpy as np
 import pytest
+from array_files import sparse, write_h5, write_h5ad, write_table
 
 from launch.main import main
 
@@ -42,7 +45,11 @@ def folder(tmp_path_factory):
     (path / "head.npy").write_bytes(whole[:50])
     (path / "cut.npz").write_bytes((path / "pair.npz").read_bytes()[:99])
     (path / "text.npy").write_text("1 2 3\n")
-    (path / "nothing.npy").write_bytes(b"")
+    write_h5ad(path, sparse())
+    write_table(path)
+    for name in ("nothing.npy", "nothing.h5", "nothing.parquet"):
+        (path / name).write_bytes(b"")
+    (path / "hollow.zarr").mkdir()
     return path
 
 
@@ -74,6 +81,26 @@ CASES = [
     ("solve --x=pair.npz#z --y=y.npy", "--x=pair.npz#z", "arrays x, y"),
     ("solve --x=x.npy#x --y=y.npy", "--x=x.npy#x", "leave #x out"),
     (solve("--a=gone.npy"), "--a=gone.npy", "no such file"),
+    *(
+        (f"{task} --x=a.h5ad{key} --y=y.npy", f"--x=a.h5ad{key}: ", words, way_out)
+        for task, key, words, way_out in (
+            ("solve", "", "the arrays X, layers/byc, obs/size", "a.h5ad#KEY"),
+            ("estimate", "#obs", "the arrays X, layers/byc, obs/size", "a.h5ad#KEY"),
+            ("solve", "#gone", "the arrays X, layers/byc, obs/size", "a.h5ad#KEY"),
+            ("solve", "#layers/byc", "is a csc_matrix", "adata.X.tocsr()"),
+            ("estimate", "#obs/name", "must hold real numbers", "convert them"),
+            ("solve", "#obs/size", "[n, d], got (1000,)", "[:, None]"),
+        )
+    ),
+    ("solve --x=t.parquet --y=y.npy", "word is no column of numbers", "t.parquet#A,B"),
+    (solve("--a=t.parquet#gap"), "--a=t.parquet#gap", "gap[41:100] has nulls", "fill"),
+    ("solve --x=nothing.h5#x --y=y.npy", "is not a whole HDF5 file", "write it anew"),
+    ("estimate --x=nothing.parquet --y=y.npy", "whole parquet file", "write it anew"),
+    ("solve --x=hollow.zarr#x --y=y.npy", "--x=hollow.zarr#x", "Is a directory"),
+    (
+        "solve --x=pair.npz#x --y=y.npy --log_json=pair.npz",
+        *("--log_json=pair.npz: is input of the run", "name another file"),
+    ),
     # clouds
     ("solve --x=line.npy --y=y.npy", "--x=line.npy", "[n, d], got (12,)", "[:, None]"),
     ("solve --x=scalar.npy --y=y.npy", "--x=scalar.npy", "[n, d], got ()"),
@@ -195,6 +222,18 @@ def test_refused_in_one_line(case, folder, monkeypatch, capsys):
     for text in wanted:
         assert text in error
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_library_that_is_not_there(tmp_path, monkeypatch, capsys):
+    path, key = write_h5(tmp_path, np.ones((99, 2)))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for task in ("solve", "divergence", "estimate"):
+        x = f"--x={path}#{key}"
+        assert main([task, x, f"--y={path}#{key}", f"--out={tmp_path}/out"]) == 2
+        error = capsys.readouterr().err
+        assert f"{x}: needs h5py: pip install 'ott_shard[io]'\n" in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_unwritable_directory_is_refused_before_computing(folder, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from array_files import write_h5, write_parquet, write_zarr
 
 from launch import checkpoint, job, processes, rehearsal
 from launch.errors import BadInput
@@ -112,9 +113,11 @@ def test_half_of_a_job_is_refused(wanted, environ, words):
 def folder(tmp_path_factory):
     """Sizes that no mesh divides, weights, and float64 files for a float32 run."""
     folder, rng = tmp_path_factory.mktemp("job"), np.random.default_rng(0)
-    np.save(folder / "x.npy", rng.normal(size=(203, 3)))
-    np.save(folder / "y.npy", rng.normal(size=(101, 3)) + 1)
-    np.save(folder / "a.npy", np.arange(203.0) / np.arange(203.0).sum())
+    x, y = rng.normal(size=(203, 3)), rng.normal(size=(101, 3)) + 1
+    a = np.arange(203.0) / np.arange(203.0).sum()
+    for name, array in {"x": x, "y": y, "a": a}.items():
+        np.save(folder / f"{name}.npy", array)
+    write_h5(folder, x), write_parquet(folder, y), write_zarr(folder, a)
     np.save(folder / "short.npy", np.ones(5))
     np.save(folder / "nan.npy", np.full((203, 3), np.nan))
     return folder
@@ -158,12 +161,14 @@ def results(folder, out):
     return record, arrays
 
 
-JOB = "solve --x=x.npy --y=y.npy --a=a.npy --epsilon=0.3 --grad"
+JOB = "solve --epsilon=0.3 --grad"
+ARRAYS = "--x=x.npy --y=y.npy --a=a.npy"
+THE_SAME = "--x=x.h5#group/x --y=x.parquet --a=x2.zarr#group/x"
 
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    assert run(folder, f"{JOB} --cpu_devices=4 --out=alone")[0] == 0
+    assert run(folder, f"{JOB} {ARRAYS} --cpu_devices=4 --out=alone")[0] == 0
     return results(folder, "alone")
 
 
@@ -171,9 +176,12 @@ def alone(folder):
     ("count", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
 )
 def test_as_one_process(folder, alone, count, devices):
-    """Value, potentials, gradients, histories: of 2 x 2 and 4 x 1 as of 1 x 4."""
+    """Value, potentials, gradients, histories: of 2 x 2 and 4 x 1 as of 1 x 4.
+
+    In one process from .npy files, in several from files of other formats.
+    """
     job = f"--cpu_devices={devices} --local_processes={count} --out=several{count}"
-    code, out, error = run(folder, f"{JOB} {job}")
+    code, out, error = run(folder, f"{JOB} {THE_SAME} {job}")
     assert code == 0, error
     assert "reg_ot_cost" in out and "converged" in out
     (want, arrays), (record, got) = alone, results(folder, f"several{count}")
@@ -207,6 +215,22 @@ def close(got, want):
     ],
 )
 def test_bad_input_is_said_once_and_ends_all(folder, flags, words):
+    refused(folder, flags, words)
+
+
+def test_rows_that_one_process_cannot_read_end_all(folder):
+    """Process 1 finds a null, which is in no piece of the fingerprint."""
+    size, n = 2**16 // 24, 400_000
+    column = np.ma.zeros(n)
+    column[np.linspace(0, n - size, 64, dtype=int)[48] + size + 99] = np.ma.masked
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table([np.zeros(n), np.ones(n), pa.array(column)], ["u", "v", "w"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "gap.parquet")
+    words = "--x=gap.parquet: w[262144:327680] has nulls: fill them"
+    refused(folder, "--x=gap.parquet --y=y.npy", words)
+
+
+def refused(folder, flags, words):
     before = time.monotonic()
     job = "--cpu_devices=1 --local_processes=2 --out=refused"
     code, _, error = run(folder, f"solve {flags} {job}")

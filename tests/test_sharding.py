@@ -11,7 +11,7 @@ import reference as ref
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ott_shard as otts
-from ott_shard import operators
+from ott_shard import mesh as meshes, operators
 
 MESH = (4, 2)
 COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
@@ -174,3 +174,26 @@ def test_results_need_no_further_care():
     assert bool(jnp.isfinite(total))
     assert np.asarray(out.g).shape == (21,)
     assert (out.f[:, None] + out.g[None]).shape == (13, 21)
+
+
+@pytest.mark.parametrize("n", [1, 9, 203])
+@pytest.mark.parametrize("pad", ["edge", "constant"])
+def test_rows_are_asked_for_once(n, pad):
+    """What several devices hold is one request; the result is that of `place`."""
+    x = np.random.default_rng(0).normal(size=(n, 3)).astype(np.float32)
+    mesh = otts.make_mesh(*MESH)
+    for axes in meshes.axes_of(mesh):
+        asked = []
+
+        def fill(start, out, asked=asked):
+            asked.append((start, len(out)))
+            out[:] = x[start : start + len(out)]
+
+        options = {"pad": pad, "dtype": np.float32}
+        got = meshes.place_rows(fill, x.shape, mesh, axes, **options)
+        want = meshes.place(x, mesh, axes, pad=pad)
+        np.testing.assert_array_equal(got, want)
+        assert got.sharding.is_equivalent_to(want.sharding, 2)
+        assert sorted(asked) == asked
+        if n == 203:
+            assert sum(count for _, count in asked) == n
