@@ -49,7 +49,9 @@ class Command:
         """
         for name in ("out", "compilation_cache", "log_json"):
             if values[name] == "":
-                raise BadInput(f"--{name}=: is empty: give a path, or leave it out")
+                raise BadInput(
+                    f"--{name}=: is empty: name a path, or leave the flag out"
+                )
         fields: dict[str, Any] = {name: values[name] for name in cls.flags()}
         fields["task"] = task
         return cls(**fields)

@@ -11,7 +11,7 @@ import pytest
 import reference as ref
 
 import ott_shard as otts
-from launch import data, flags, report, results, tasks, uses
+from launch import data, flags, results, tasks, uses
 from launch.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -261,21 +261,6 @@ def test_discs_are_those_of_the_issue():
         np.testing.assert_array_equal(cloud, want)
 
 
-def test_progress_is_rate_limited(capsys):
-    """Nothing for 2 seconds, then a line every 5."""
-    now = 0.0
-    printer = report.ProgressPrinter(5.0, clock=lambda: now)
-    for second in range(14):
-        now = float(second)
-        printer("xx", second, 0.5, 1.0)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == ["2", "7", "12"]
-    assert (
-        lines[0].split()
-        == "xx iteration 2 marginal error 5.00e-01 1 s/iteration".split()
-    )
-
-
 def test_failed_write_leaves_no_record(tmp_path, monkeypatch):
     """A full disk while the second array is written."""
 
@@ -285,7 +270,7 @@ def test_failed_write_leaves_no_record(tmp_path, monkeypatch):
         file.write(b"array")
 
     monkeypatch.setattr(np, "save", save)
-    arrays = {"f": np.zeros(1), "g": np.zeros(2)}
+    arrays = {k: results.Rows(np.zeros(n), n) for k, n in (("f", 1), ("g", 2))}
     with pytest.raises(results.BadInput, match="No space left"):
         results.write(str(tmp_path), "solve", {"n": 1}, arrays)
     assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]

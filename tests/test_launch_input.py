@@ -170,7 +170,14 @@ CASES = [
     (solve("--mesh=100x2"), "--mesh=100x2", "200 devices", "--cpu_devices=200"),
     (solve("--cpu_devices=3"), "--cpu_devices=3", "already", "new process"),
     # output
-    (solve("--out="), "--out=", "name a directory"),
+    *(
+        (solve(f"--{name}="), f"--{name}=", "name a path, or leave the flag out")
+        for name in ("out", "log_json", "compilation_cache")
+    ),
+    (solve("--log_json=x.npy"), "--log_json=x.npy", "is input", "name another file"),
+    (solve("--log_json=/"), "--log_json=/", "is a folder", "name a file"),
+    (solve("--log_json=x.npy/deep"), "--log_json=x.npy/deep", "is a file"),
+    (solve("--compilation_cache=x.npy"), "--compilation_cache=x.npy", "is a file"),
     (solve("--out=x.npy"), "--out=x.npy", "is a file", "name a directory"),
     (solve("--out=x.npy/deep"), "--out=x.npy/deep", "is a file"),
     # a second task

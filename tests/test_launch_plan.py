@@ -221,15 +221,16 @@ def test_a_run_leaves_nothing_of_uses(tmp_path):
     stale += "sample.json pairs.npy transport.json transport.npy grad_x.npy"
     for name in (*stale.split(), "result.json", "notes.txt"):
         (tmp_path / name).write_text("earlier")
-    results.write(str(tmp_path), "sample", {"n": 1}, {"pairs": np.zeros(2)})
+    rows = results.Rows(np.zeros(2), 2)
+    results.write(str(tmp_path), "sample", {"n": 1}, {"pairs": rows})
     texts = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     changed = {name for name, text in texts.items() if text != b"earlier"}
     assert changed == {"sample.json", "pairs.npy"}
-    results.write(str(tmp_path), "divergence", {"n": 1}, {"f": np.zeros(2)})
+    results.write(str(tmp_path), "divergence", {"n": 1}, {"f": rows})
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"result.json", "f.npy", "notes.txt"}
     (tmp_path / "pairs.npy").write_text("not of a task: no record is beside it")
-    results.write(str(tmp_path), "solve", {"n": 1}, {"f": np.zeros(2)})
+    results.write(str(tmp_path), "solve", {"n": 1}, {"f": rows})
     assert (tmp_path / "pairs.npy").exists()
 
 
@@ -266,8 +267,9 @@ ARGUMENTS = [
             "the run that is used fixes the problem",
         )
         for flag in "x=y.npy demo=discs cost=euclidean epsilon=0.1 tau_a=0.9 grad "
-        "dtype=float64 threshold=1 progress_seconds=1".split()
+        "dtype=float64 threshold=1".split()
     ),
+    ("match --k=2 --log_json=log", "--log_json is for solve or divergence or"),
     ("match --k=2 --v=v.npy", "--v is for apply, not for match: leave it out"),
     ("apply --v=u.npy --seed=1", "--seed is for sample, not for apply"),
     ("transport --points=new.npy --axis=1", "--axis is for apply or match, not"),

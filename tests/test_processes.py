@@ -130,10 +130,15 @@ def clean():
 
 
 @contextlib.contextmanager
-def begun(folder, line):
-    """A command that does not outlive the block, nor do its children."""
+def begun(folder, line, patch=""):
+    """A command that does not outlive the block, nor do its children.
+
+    `patch` is run first, in its process.
+    """
+    start = "import sys\nfrom launch.main import main\nsys.exit(main(sys.argv[1:]))"
+    how = ["-c", patch + start] if patch else ["-m", "launch"]
     with subprocess.Popen(
-        [sys.executable, "-m", "launch", *line.split()],
+        [sys.executable, *how, *line.split()],
         cwd=folder,
         env=clean(),
         stdout=subprocess.PIPE,
@@ -191,11 +196,27 @@ def test_as_one_process(folder, alone, count, devices):
     assert set(got) == set(arrays) == {"f", "g", "grad_x", "grad_y"}
     for name in arrays:
         close(got[name], arrays[name])
+    samples(folder, f"several{count}", count, devices)
     logs = sorted(path.name for path in (folder / f"several{count}/logs").iterdir())
     assert logs == [f"rank-{k}.log" for k in range(count)]
     for k, name in enumerate(logs):
         text = (folder / f"several{count}/logs" / name).read_text()
         assert f"process {k} of {count} on " in text
+
+
+def samples(folder, out, count, devices):
+    """What is made of the plan is that of one process too: same pairs, same matches."""
+    pairs = "sample --num_pairs=100 --seed=3"
+    for use in (pairs, "match --k=2 --axis=0") if count == 2 else (pairs,):
+        job = f"{use} --run=alone --cpu_devices={devices}"
+        code, _, error = run(folder, f"{job} --local_processes={count} --out={out}")
+        assert code == 0, error
+        assert run(folder, f"{use} --run=alone --cpu_devices=4 --out=uses")[0] == 0
+    for path in (folder / "uses").glob("*.npy"):
+        want, got = np.load(path), np.load(folder / out / path.name)
+        assert got.shape == want.shape
+        close(got.ravel(), want.ravel())
+        (folder / out / path.name).unlink()
 
 
 def close(got, want):
@@ -240,6 +261,72 @@ def refused(folder, flags, words):
     assert not (folder / "refused" / "result.json").exists()
 
 
+def in_two(folder, lines, seconds=90):
+    """[(exit code, stdout + stderr)] of two processes that are started by hand."""
+    port = rehearsal.free_port()
+    common = "--cpu_devices=1 --num_processes=2 --watchdog_seconds=60 "
+    common += f"--coordinator_address=localhost:{port}"
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(
+                begun(where, f"{line} {common} --process_id={k}", patch)
+            )
+            for k, (where, line, patch) in enumerate(lines)
+        ]
+        ends = [job.communicate(timeout=seconds) for job in jobs]
+        return [(job.returncode, "".join(e)) for job, e in zip(jobs, ends, strict=True)]
+
+
+@pytest.mark.wide
+def test_a_process_that_raises_ends_the_job(folder):
+    """Its message is there, and the other ends in seconds."""
+    patch = (
+        "from launch import checkpoint\n"
+        "def fail(*_): raise RuntimeError('the third rail')\n"
+        "checkpoint.Keeper.__call__ = fail\n"
+    )
+    lines = [(folder, f"{LONG} --out=raised", text) for text in ("", patch)]
+    before = time.monotonic()
+    (code, peer), (own, said) = in_two(folder, lines)
+    assert own == 1 and "process 1: RuntimeError('the third rail')" in said
+    assert code == 5 and "a peer was lost" in peer
+    assert time.monotonic() - before < 60
+    assert not (folder / "raised" / "result.json").exists()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("shapes", "processes disagree about input files"),
+        ("versions", "processes disagree about versions"),
+        ("missing", "--x=x.npy: no such file"),
+        ("folders", "--out=other: process 1 does not see there what process 0 writes"),
+    ],
+)
+def test_hosts_that_disagree(folder, tmp_path, what, words):
+    """One line on one process, and both end with 2."""
+    patch, other = "", folder
+    if what == "versions":
+        patch = "from launch import results\nresults.versions = lambda: {'jax': '0'}\n"
+    else:
+        other = tmp_path
+        rng = np.random.default_rng(0)
+        for name in "xy"[what == "missing" :] if what != "folders" else "":
+            np.save(tmp_path / f"{name}.npy", rng.normal(size=(50, 3)))
+        if what == "folders":
+            for name in "xy":
+                (tmp_path / f"{name}.npy").symlink_to(folder / f"{name}.npy")
+    line = "solve --x=x.npy --y=y.npy --out=other"
+    ends = in_two(folder, [(folder, line, ""), (other, line, patch)])
+    said = "".join(text for _, text in ends)
+    assert [code for code, _ in ends] == [2, 2], said
+    assert said.count("ott-shard: error") == 1 and words in said
+    assert "Traceback" not in said
+    assert not (folder / "other").exists()
+    assert not list(folder.glob(".ott-shard-*"))
+
+
 LONG = "solve --x=x.npy --y=y.npy --epsilon=0.3 --inner_iterations=5 --threshold=1e-2"
 LONG += " --min_iterations=1500 --progress_seconds=0 --checkpoint_checks=1"
 
@@ -251,26 +338,37 @@ def wait_for(condition, seconds=90):
         time.sleep(0.05)
 
 
-@pytest.mark.wide
-def test_interrupted_and_resumed(folder):
-    """SIGTERM to two processes; goes on in one: as if it had never ended."""
+@pytest.fixture(scope="module")
+def whole(folder):
+    """The run that was never interrupted."""
     assert run(folder, f"{LONG} --cpu_devices=2 --out=whole")[0] == 0
-    line = f"{LONG} --cpu_devices=1 --local_processes=2 --out=halted"
-    with begun(folder, line) as job:
-        wait_for((folder / "halted" / checkpoint.NAME).exists)
+    return results(folder, "whole")
+
+
+TWO = "--cpu_devices=1 --local_processes=2"
+ONE = "--cpu_devices=3"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("before", "after"), [(TWO, ONE), (ONE, TWO)])
+def test_interrupted_and_resumed(folder, whole, before, after):
+    """SIGTERM to two processes, and on in one, or the reverse: as if never ended."""
+    out = f"halted{before == TWO}"
+    with begun(folder, f"{LONG} {before} --out={out}") as job:
+        wait_for((folder / out / checkpoint.NAME).exists)
         job.send_signal(signal.SIGTERM)
-        out, error = job.communicate(timeout=60)
+        told, error = job.communicate(timeout=60)
     assert job.returncode == 6, error
-    assert "go on by resume --run=halted" in out
-    assert not (folder / "halted" / "result.json").exists()
-    code, _, error = run(folder, "resume --run=halted --cpu_devices=1")
+    assert f"go on by resume --run={out}" in told
+    assert not (folder / out / "result.json").exists()
+    code, _, error = run(folder, f"resume --run={out} {after}")
     assert code == 0, error
-    (want, arrays), (record, got) = results(folder, "whole"), results(folder, "halted")
+    (want, arrays), (record, got) = whole, results(folder, out)
     for name in ("reg_ot_cost", "n_iters", "errors"):
         np.testing.assert_allclose(record[name], want[name], rtol=1e-3, atol=1e-6)
     for name in arrays:
         np.testing.assert_allclose(got[name], arrays[name], atol=1e-4)
-    assert not (folder / "halted" / checkpoint.NAME).exists()
+    assert not (folder / out / checkpoint.NAME).exists()
 
 
 @pytest.mark.wide
