@@ -24,11 +24,14 @@ class Flag(NamedTuple):
 
 _OF_PROBLEMS = (
     Flag(
-        "x", "x.npy", kinds.TEXT, None, "points [n, d]: a .npy file or archive.npz#key"
+        *("x", "x.npy", kinds.TEXT, None),
+        "points [n, d]: a .npy file, archive.npz#key, file.h5#key, "
+        "cells.h5ad#obsm/X_pca, folder.zarr#key, file.parquet or file.parquet#u,v "
+        "(columns); all but the first two need pip install 'ott_shard[io]'",
     ),
     Flag("y", "y.npy", kinds.TEXT, None, "points [m, d], likewise"),
-    Flag("a", "a.npy", kinds.TEXT, None, "weights [n] of x (1 / n each)"),
-    Flag("b", "b.npy", kinds.TEXT, None, "weights [m] of y (1 / m each)"),
+    Flag("a", "a.npy", kinds.TEXT, None, "weights [n] of x, likewise (1 / n each)"),
+    Flag("b", "b.npy", kinds.TEXT, None, "weights [m] of y, likewise (1 / m each)"),
     Flag(
         *("demo", "discs", kinds.one_of("discs"), None),
         "instead of x and y: n points each in two discs of radius 5 and 10",
