@@ -16,6 +16,8 @@ from .files import check_folder, not_writable, replacing
 _OPTIONS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
+    # XLA's own caches: their path is part of what names a program.
+    "jax_persistent_cache_enable_xla_caches": "none",
 }
 
 

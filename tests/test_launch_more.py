@@ -392,7 +392,10 @@ REFUSED = [
     ("estimate --x=gone.npy --y=y.npy", "--x=gone.npy: no such file"),
     ("estimate --x=b.npy --y=y.npy", "--x=b.npy: x must have shape [n, d], got (21,)"),
     ("estimate --x=words.npy --y=y.npy", "--x=words.npy: must hold real numbers"),
-    ("estimate --x=number.npy --y=y.npy", "--x=number.npy: x must have shape [n, d]"),
+    (
+        "estimate --x=number.npy --y=y.npy",
+        "--x=number.npy: must be [n] or [n, d], got ()",
+    ),
     ("estimate --x=x.npy --y=flat.npy", "--x=x.npy --y=flat.npy:", "got 3 and 2"),
     ("estimate --x=x.npy --y=y.npy --a=b.npy", "--a=b.npy: a must have shape (13,)"),
     (f"estimate {DEMO} --min_iterations=3000", "--min_iterations=3000", "at most"),
