@@ -287,7 +287,8 @@ class Plan(PlanSums):
 @jax.jit
 def _found(problem: Problem, phi: jax.Array, psi: jax.Array) -> Found:
     """With c-transforms, which are also the potentials of points without weight."""
-    rows, cols = problem.to_rows(psi), problem.to_cols(phi)
-    phi = jnp.where(problem.a > 0, phi, problem.settled(problem.tau_a * rows))
-    psi = jnp.where(problem.b > 0, psi, problem.T.settled(problem.tau_b * cols))
+    rows = problem.settled(problem.to_rows(psi))
+    cols = problem.T.settled(problem.to_cols(phi))
+    phi = jnp.where(problem.a > 0, phi, problem.tau_a * rows)
+    psi = jnp.where(problem.b > 0, psi, problem.tau_b * cols)
     return Found(phi, psi, rows, cols)

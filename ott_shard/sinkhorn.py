@@ -332,7 +332,8 @@ def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput
         rows = problem.pairs.mirror(state.transform)
     else:
         rows = state.now.phi / problem.tau_a  # see _step
-    found = Found(state.now.phi, state.now.psi, rows, state.transform)
+    cols = problem.T.settled(state.transform)
+    found = Found(state.now.phi, state.now.psi, rows, cols)
     if how is None:
         value = objective.dual_objective(problem, found)
     else:

@@ -191,12 +191,17 @@ def test_points_without_weight_or_partner(axis):
     ref.assert_close(np.asarray(with_it.matrix)[:12, :12], alone.matrix, 1e-5)
     plan = otts.Plan.from_potentials(with_it.geom, with_it.f, with_it.g, *weights)
     np.testing.assert_allclose(plan.entropy, alone.entropy, rtol=1e-5)
-    slope = jax.grad(
-        lambda x: (
-            otts.solve(otts.PointCloud(x, clouds[1], **options), *weights).reg_ot_cost
-        )
-    )(clouds[0])
-    assert np.all(np.isfinite(slope))
+
+    def slope(name, clouds, weights):  # of the first 12 points, through the potentials
+        def value(x):
+            geom = otts.PointCloud(x, clouds[1], **options)
+            return getattr(otts.solve(geom, *weights), name)
+
+        return jax.grad(value)(clouds[0])[:12]
+
+    for name in ("reg_ot_cost", "primal_cost"):
+        got, want = slope(name, clouds, weights), slope(name, *without)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_sharp_and_blurred():
