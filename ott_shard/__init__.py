@@ -18,6 +18,7 @@ from ott_shard.divergence import (
 from ott_shard.epsilon import Epsilon as Epsilon
 from ott_shard.geometry import PointCloud as PointCloud
 from ott_shard.implicit import ImplicitDiff as ImplicitDiff
+from ott_shard.lbfgs import Acceleration as Acceleration
 from ott_shard.linear_solve import (
     LinearSolve as LinearSolve,
     LinearStatus as LinearStatus,

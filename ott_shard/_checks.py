@@ -80,6 +80,14 @@ def scalar(
     return jnp.asarray(value, dtype=dtype)
 
 
+def number(name: str, value: Any, fits: Callable[[float], bool], range_: str) -> None:
+    """Refuse what is not a plain number (it is static) within a range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not fits(value):
+        raise ValueError(f"{name} must be {range_}, got {value!r}")
+
+
 def positive(name: str, value: Any) -> float:
     """`value` as a plain number greater than 0, not traced."""
     if concrete(value) is None:

@@ -12,15 +12,16 @@ from jax.sharding import Mesh
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, implicit, initial, sinkhorn
+from ott_shard import _checks, implicit, initial, lbfgs, sinkhorn
 from ott_shard.costs import CostFn
 from ott_shard.epsilon import Epsilon
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
+from ott_shard.lbfgs import Acceleration
 from ott_shard.potentials import DebiasedPotentials
 from ott_shard.sinkhorn import Progress, Watch
 from ott_shard.solution import SinkhornOutput
-from ott_shard.state import Limits, Settings, Snapshot
+from ott_shard.state import Limits, Snapshot
 from ott_shard.status import Status
 
 
@@ -94,6 +95,7 @@ def sinkhorn_divergence(
     min_iterations: int = 0,
     inner_iterations: int = 10,
     init: SinkhornDivergenceOutput | Mapping[str, Snapshot] | None = None,
+    acceleration: Acceleration | None = lbfgs.DEFAULT,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
     watch: Watch | None = None,
@@ -127,9 +129,10 @@ def sinkhorn_divergence(
         threshold: on the L1 marginal error of each problem.
         max_iterations: of each problem.
         min_iterations: of each problem.
-        inner_iterations: iterations between two checks.
+        inner_iterations: iterations between two records of the error.
         init: an earlier output, also of other points, that each problem starts from; or
             a snapshot of each term that goes on, by name.
+        acceleration: how iterations of the problem (x, y) are saved.
         implicit_diff: how potentials, and so values twice, are differentiated.
         progress: called with (term, iteration, error, seconds per iteration), where
             term is "xy", "xx" or "yy".
@@ -156,11 +159,16 @@ def sinkhorn_divergence(
         >>> grad(x).shape
         (6, 1)
     """
-    sinkhorn.check(implicit_diff, progress=progress, watch=watch)
+    settings = sinkhorn.settings_of(
+        Limits(max_iterations, min_iterations, inner_iterations),
+        implicit_diff,
+        acceleration,
+        progress=progress,
+        watch=watch,
+    )
     _checks.choice("static_b", static_b, (False, True))
     earlier = _earlier(init, static_b)
     same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
-    limits = Limits(max_iterations, min_iterations, inner_iterations)
     geom = PointCloud(
         x,
         y,
@@ -188,7 +196,7 @@ def sinkhorn_divergence(
         data = geom, a, b, tau_a, tau_b
         return sinkhorn.run(
             data,
-            Settings(limits, implicit_diff, symmetric=same_tau and name != "xy"),
+            settings._replace(symmetric=same_tau and name != "xy"),
             start=initial.potential(earlier[name], data),
             threshold=threshold,
             term=name,

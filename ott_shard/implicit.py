@@ -16,7 +16,6 @@ one; adding c c^T / sum c removes it, and fixes that constant by <c, dpsi> = 0.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,17 +68,9 @@ class ImplicitDiff:
 
     def __post_init__(self):
         tolerance = 0.5 if self.tolerance is None else self.tolerance
-        _number("tolerance", tolerance, lambda t: 0 < t < 1, "between 0 and 1")
-        _number("ridge", self.ridge, lambda r: 0 <= r < math.inf, "at least 0")
+        _checks.number("tolerance", tolerance, lambda t: 0 < t < 1, "between 0 and 1")
+        _checks.number("ridge", self.ridge, lambda r: 0 <= r < math.inf, "at least 0")
         _checks.integer("max_iterations", self.max_iterations)
-
-
-def _number(name: str, value: Any, fits: Callable[[float], bool], range_: str) -> None:
-    # A plain number, for it is static.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not fits(value):
-        raise ValueError(f"{name} must be {range_}, got {value!r}")
 
 
 # The default of every solver.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
-from ott_shard import _checks, implicit, mesh as meshes, sampling, sinkhorn
+from ott_shard import _checks, implicit, lbfgs, mesh as meshes, sampling, sinkhorn
 from ott_shard.costs import SqEuclidean
 from ott_shard.initial import Data, Initializer, at_points
 from ott_shard.operators import Pairs
@@ -112,7 +112,7 @@ class Subsample(Initializer):
         weights = fewer.weights(of_x, 0), fewer.weights(of_y, 1)
         out = sinkhorn.run(
             (fewer, *weights, tau_a, tau_b),
-            Settings(Limits(self.max_iterations), implicit.DEFAULT),
+            Settings(Limits(self.max_iterations), implicit.DEFAULT, lbfgs.DEFAULT),
             threshold=jnp.asarray(self.threshold, geom.dtype),
         )
         known = DualPotentials(out.problem, out.found.phi, out.found.psi)

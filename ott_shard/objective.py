@@ -87,10 +87,18 @@ def _conjugate(phi: jax.Array, inverse_rho: jax.Array) -> jax.Array:
     return jnp.where(small, series, -jnp.expm1(capped(-jnp.where(small, 1.0, t))) / s)
 
 
+def ascent(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
+    """The dual's gradient in psi per weight, for phi its best, [m padded].
+
+    By how much the column sums are too small, for the c-transform of that phi.
+    """
+    wanted = jnp.exp(capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
+    return wanted - jnp.exp(capped((psi - transform) / problem.epsilon))
+
+
 def marginal_error(problem: Problem, psi, transform) -> jax.Array:
     """L1 distance of the column sums from what they are to be."""
-    sums = problem.b * jnp.exp(capped((psi - transform) / problem.epsilon))
-    return jnp.sum(jnp.abs(sums - _wanted_sums(problem, psi)))
+    return jnp.sum(problem.b * jnp.abs(ascent(problem, psi, transform)))
 
 
 @jax.jit

@@ -1,11 +1,5 @@
-"""Sinkhorn's iteration: it knows neither mesh nor tiles, only two c-transforms.
+"""Solve for potentials: the arguments, the loop over iterations, what is returned."""
 
-One iteration updates g, then f, as OTT does. The c-transform of the new f, which the
-next iteration starts from, also tells the column sums of the present plan,
-b_j exp((psi_j - transform_j) / eps): the error costs no pass of its own.
-"""
-
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -16,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ott_shard import _checks, implicit, initial, loops, objective, operators
-from ott_shard.epsilon import Epsilon
+from ott_shard import _checks, implicit, initial, iteration, lbfgs, loops, objective
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
+from ott_shard.lbfgs import Acceleration
 from ott_shard.problem import Found, Problem
 from ott_shard.solution import SinkhornOutput
 from ott_shard.state import Limits, Settings, Snapshot, State
@@ -27,10 +21,6 @@ from ott_shard.status import Status
 
 Progress = Callable[[str, int, float, float], None]
 Watch = Callable[[str, Snapshot], None]
-
-
-# So many checks without a smaller error, at the level of rounding, are a stall.
-_PATIENCE = 10
 
 
 def solve(
@@ -45,6 +35,7 @@ def solve(
     min_iterations: int = 0,
     inner_iterations: int = 10,
     init: Any = None,
+    acceleration: Acceleration | None = lbfgs.DEFAULT,
     implicit_diff: ImplicitDiff | None = implicit.DEFAULT,
     progress: Progress | None = None,
     watch: Watch | None = None,
@@ -64,12 +55,14 @@ def solve(
             to it, is at most this. Scalar, in units of mass, may be traced.
         max_iterations: never more than so many iterations.
         min_iterations: never fewer, unless the error is NaN.
-        inner_iterations: the error is checked every so many iterations.
+        inner_iterations: the error is recorded every so many iterations, and reported.
         init: where to start. None: f = 0. (f, g), [n] and [m]: from f. An earlier
             `SinkhornOutput` or `DualPotentials`, also of other points (the next
             mini-batch), numbers, epsilon or scale: from its f at these x, by one pass.
             One of :mod:`ott_shard.initializers`. A `Snapshot`: goes on from there.
             Constant to differentiation.
+        acceleration: how iterations are saved, see :class:`Acceleration`. None: all are
+            Sinkhorn's own, at the target epsilon, as they are with implicit_diff=None.
         implicit_diff: how derivatives of potentials and of the plan, and all second
             derivatives, are computed: by a linear system at the solution. None: through
             all iterations, up to where they stopped, in reverse mode with memory for
@@ -111,9 +104,9 @@ def solve(
             f"geom must be a PointCloud, got {type(geom).__name__}: "
             "solve(ott_shard.PointCloud(x, y), ...)"
         )
-    check(implicit_diff, progress=progress, watch=watch)
-    settings = Settings(
-        Limits(max_iterations, min_iterations, inner_iterations), implicit_diff
+    limits = Limits(max_iterations, min_iterations, inner_iterations)
+    settings = settings_of(
+        limits, implicit_diff, acceleration, progress=progress, watch=watch
     )
     a, b = geom.weights(a, 0), geom.weights(b, 1)
     tau_a = _checks.scalar("tau_a", tau_a, up_to=1.0, dtype=geom.dtype)
@@ -130,12 +123,19 @@ def solve(
     )
 
 
-def check(implicit_diff: Any, **callbacks: Any) -> None:
-    """Refuse what is not a way to differentiate, or to report."""
+def settings_of(
+    limits: Limits, implicit_diff: Any, acceleration: Any, **callbacks: Any
+) -> Settings:
+    """Refuse what is not a way to differentiate, to save iterations, or to report."""
     if not isinstance(implicit_diff, ImplicitDiff | None):
         raise TypeError(
             "implicit_diff must be an ott_shard.ImplicitDiff, or None to differentiate "
             f"through the iterations, got {implicit_diff!r}"
+        )
+    if not isinstance(acceleration, Acceleration | None):
+        raise TypeError(
+            "acceleration must be an ott_shard.Acceleration, or None for Sinkhorn's "
+            f"iterations as they are, got {acceleration!r}"
         )
     for name, callback in callbacks.items():
         _checks.optional_callable(name, callback)
@@ -144,6 +144,7 @@ def check(implicit_diff: Any, **callbacks: Any) -> None:
                 f"{name} must be None with implicit_diff=None, got {callback}: what is "
                 "reported on its way cannot be differentiated through"
             )
+    return Settings(limits, implicit_diff, implicit_diff and acceleration)
 
 
 def run(
@@ -165,13 +166,13 @@ def run(
             f"{'progress' if progress else 'watch'} must be None inside jit and vmap, "
             f"got {progress or watch}: leave it out"
         )
-    while bool(_unfinished(problem, state, threshold, settings.limits)):
+    while bool(_unfinished(problem, state, threshold, settings)):
         begun, before = time.perf_counter(), int(state.now.iteration)
-        state = _advance(problem, state, settings)
-        error, iteration = float(state.now.error), int(state.now.iteration)
-        pace = (time.perf_counter() - begun) / (iteration - before)
+        state = _advance(problem, state, threshold, settings)
+        error, count = float(state.now.error), int(state.now.iteration)
+        pace = (time.perf_counter() - begun) / (count - before)
         if progress:
-            progress(term, iteration, error, pace)
+            progress(term, count, error, pace)
         if watch:
             watch(term, state.now.unpadded(data[0]))
     return _finish(data, state, threshold, settings)
@@ -184,10 +185,10 @@ def _run(data, threshold, start, settings: Settings) -> SinkhornOutput:
     problem, state = _start(known, start, settings)
 
     def unfinished(s: State):
-        return _unfinished(problem, s, threshold, settings.limits)
+        return iteration.unfinished(problem, s, threshold, settings)
 
     def advance(s: State):
-        return _advance(problem, s, settings)
+        return iteration.advance(problem, s, threshold, settings)
 
     if unrolled:
         state = loops.repeat(
@@ -208,121 +209,13 @@ def _pose(data) -> Problem:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _start(data, start, settings: Settings) -> tuple[Problem, State]:
-    problem, limits = _pose(data), settings.limits
-    if isinstance(start, Snapshot):
-        now = start._replace(errors=start.history(limits.checks))
-        return problem, _state_at(problem, now, limits)
-    phi = jnp.zeros_like(problem.a) if start is None else start
-    psi = jnp.zeros_like(problem.b)
-    if settings.symmetric and start is not None:
-        psi = problem.pairs.T.mirror(phi)
-    unknown = jnp.full((), jnp.inf, psi.dtype)
-    now = Snapshot(
-        phi,
-        psi,
-        iteration=jnp.int32(0),
-        epsilon=unknown,
-        error=unknown,
-        errors=jnp.full(limits.checks, -1, psi.dtype),
-        floor=unknown,
-        lowest=unknown,
-        stale=jnp.int32(0),
-    )
-    return problem, _state_at(problem, now, limits)
+    problem = _pose(data)
+    begin = iteration.proceed if isinstance(start, Snapshot) else iteration.start
+    return problem, begin(problem, start, settings)
 
 
-def _state_at(problem: Problem, now: Snapshot, limits: Limits) -> State:
-    """With what follows from it."""
-    before = jnp.maximum(now.iteration - 1, 0)
-    return State(
-        now,
-        transform=_at(problem, before, limits).to_cols(now.phi),
-        size=operators.cost_size(problem.pairs, problem.a, problem.b),
-    )
-
-
-def _at(problem: Problem, iteration: jax.Array, limits: Limits) -> Problem:
-    """The problem at the epsilon of an iteration; the last is always at the target."""
-    scheduled = problem.schedule.at(iteration)
-    last = iteration >= limits.max_iterations - 1
-    epsilon = jnp.where(last, problem.epsilon, scheduled)
-    return dataclasses.replace(problem, schedule=Epsilon.constant(epsilon))
-
-
-def _unfinished(
-    problem: Problem, state: State, threshold: jax.Array, limits: Limits
-) -> jax.Array:
-    iteration, error = state.now.iteration, state.now.error
-    on_the_way = problem.schedule.at(iteration - 1) > problem.epsilon
-    wanted = ~(_reached(state, threshold) | _stalled(state))
-    wanted |= (iteration < limits.min_iterations) | on_the_way
-    return (iteration < limits.max_iterations) & wanted & ~jnp.isnan(error)
-
-
-def _reached(state: State, threshold: jax.Array) -> jax.Array:
-    """The error is within the threshold whatever rounding adds to it."""
-    return state.now.error + state.now.floor <= threshold
-
-
-def _stalled(state: State) -> jax.Array:
-    """Rounding is what keeps the error from falling.
-
-    Without rounding it never rises (it is an L1 distance between marginals of
-    alternating projections), but at a small epsilon it may rest for long.
-    """
-    rests = (state.now.stale >= _PATIENCE) & (state.now.lowest <= 20 * state.now.floor)
-    return rests | (state.now.lowest <= state.now.floor)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _advance(problem: Problem, state: State, settings: Settings) -> State:
-    """Iterate up to the next check and record the error there."""
-    limits = settings.limits
-    step = _symmetric_step if settings.symmetric else _step
-    inner = jnp.minimum(
-        limits.inner_iterations, limits.max_iterations - state.now.iteration
-    )
-
-    def body(k, potentials):
-        return step(_at(problem, state.now.iteration + k, limits), *potentials)
-
-    begun = state.now.phi, state.now.psi, state.transform
-    if settings.implicit_diff is None:
-        most = limits.inner_iterations
-        phi, psi, transform = loops.repeat(body, begun, inner, most)
-    else:
-        phi, psi, transform = lax.fori_loop(0, inner, body, begun)
-    iteration = state.now.iteration + inner
-    at = _at(problem, iteration - 1, limits)
-    error = objective.marginal_error(at, psi, transform)
-    check = (iteration - 1) // limits.inner_iterations
-    at_target = at.epsilon <= problem.epsilon
-    better = ~at_target | (error < state.now.lowest)
-    lowest = jnp.fmin(error, state.now.lowest)
-    now = Snapshot(
-        phi,
-        psi,
-        iteration,
-        at.epsilon,
-        error,
-        errors=state.now.errors.at[check].set(error),
-        floor=objective.error_floor(at, phi, psi, state.size),
-        lowest=jnp.where(at_target, lowest, state.now.lowest),
-        stale=jnp.where(better, 0, state.now.stale + 1),
-    )
-    return State(now, transform, state.size)
-
-
-def _step(problem: Problem, _, psi, transform):
-    psi = problem.T.settled(problem.tau_b * transform)
-    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
-    return phi, psi, problem.to_cols(phi)
-
-
-def _symmetric_step(problem: Problem, _, psi, transform):
-    psi = problem.T.settled((psi + problem.tau_b * transform) / 2)
-    phi = problem.pairs.mirror(psi)
-    return phi, psi, problem.to_cols(phi)
+_unfinished = jax.jit(iteration.unfinished, static_argnums=3)
+_advance = jax.jit(iteration.advance, static_argnums=3)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -331,7 +224,7 @@ def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput
     if settings.symmetric:
         rows = problem.pairs.mirror(state.transform)
     else:
-        rows = state.now.phi / problem.tau_a  # see _step
+        rows = state.now.phi / problem.tau_a  # see iteration.py
     cols = problem.T.settled(state.transform)
     found = Found(state.now.phi, state.now.psi, rows, cols)
     if how is None:
@@ -367,7 +260,7 @@ def _status(problem: Problem, state: State, value, threshold) -> jax.Array:
     )
     potentials = state.now.phi.sum() + state.now.psi.sum()
     finite = jnp.isfinite(value + state.now.error + potentials)
-    code = jnp.where(_stalled(state), Status.STALLED, Status.MAX_ITERATIONS)
-    code = jnp.where(_reached(state, threshold), Status.CONVERGED, code)
+    code = jnp.where(iteration.stalled(state), Status.STALLED, Status.MAX_ITERATIONS)
+    code = jnp.where(iteration.reached(state, threshold), Status.CONVERGED, code)
     code = jnp.where(finite, code, Status.NOT_FINITE)
     return jnp.where(possible, code, Status.INVALID_INPUT)

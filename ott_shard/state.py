@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ott_shard import _checks, mesh as meshes
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
+from ott_shard.lbfgs import Acceleration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Settings(NamedTuple):
     Attributes:
         limits: when to check and when to stop.
         implicit_diff: how potentials are differentiated; None: through the iteration.
+        acceleration: how iterations are saved; None: all are plain ones, as they are
+            where they are differentiated through.
         symmetric: both clouds, weights and taus are the same: then f = g and half steps
             towards the one fixed point converge in a few iterations (Feydy et al.,
             Interpolating between optimal transport and MMD using Sinkhorn divergences,
@@ -53,6 +56,7 @@ class Settings(NamedTuple):
 
     limits: Limits
     implicit_diff: ImplicitDiff | None
+    acceleration: Acceleration | None
     symmetric: bool = False
 
 
@@ -73,6 +77,9 @@ class Snapshot(NamedTuple):
         floor: the error that rounding makes besides, about.
         lowest: the smallest error at the target epsilon.
         stale: how many checks ago that was.
+        steps: [m, memory], see :class:`ott_shard.lbfgs.Memory`.
+        changes: [m, memory].
+        share: of the next step.
     """
 
     phi: jax.Array
@@ -84,11 +91,16 @@ class Snapshot(NamedTuple):
     floor: jax.Array
     lowest: jax.Array
     stale: jax.Array
+    steps: jax.Array
+    changes: jax.Array
+    share: jax.Array
 
     def unpadded(self, geom: PointCloud) -> "Snapshot":
         """The same for the points that a geometry was made of."""
-        phi, psi = meshes.unpad(self.phi, geom.n), meshes.unpad(self.psi, geom.m)
-        return self._replace(phi=phi, psi=psi)
+        sizes = geom.n, geom.m
+        return self._replace(
+            **{k: meshes.unpad(getattr(self, k), sizes[i]) for k, i in CLOUD.items()}
+        )
 
     def placed(self, geom: PointCloud) -> "Snapshot":
         """Padded and placed for a geometry.
@@ -96,20 +108,17 @@ class Snapshot(NamedTuple):
         Raises:
             ValueError: if it is of other numbers of points.
         """
-        pairs = geom.pairs
+        sizes, axes = (geom.n, geom.m), (geom.pairs.row_axes, geom.pairs.col_axes)
         ends = {}
-        for name, size, axes in (
-            ("phi", geom.n, pairs.row_axes),
-            ("psi", geom.m, pairs.col_axes),
-        ):
-            potential = _checks.real_array(f"init.{name}", getattr(self, name))
-            if potential.shape != (size,):
+        for name, i in CLOUD.items():
+            rows = _checks.real_array(f"init.{name}", getattr(self, name))
+            if rows.ndim == 0 or len(rows) != sizes[i]:
                 raise ValueError(
-                    f"init.{name} must have shape ({size},), got {potential.shape}: a "
-                    "snapshot is of one problem; for another give its f and g"
+                    f"init.{name} must be of {sizes[i]} points, got shape {rows.shape}"
+                    ": a snapshot is of one problem; for another give its f and g"
                 )
-            ends[name] = meshes.place(potential.astype(geom.dtype), geom.mesh, axes)
-        for name in ("epsilon", "error", "errors", "floor", "lowest"):
+            ends[name] = meshes.place(rows.astype(geom.dtype), geom.mesh, axes[i])
+        for name in ("epsilon", "error", "errors", "floor", "lowest", "share"):
             ends[name] = jnp.asarray(getattr(self, name), geom.dtype)
         return self._replace(**ends)
 
@@ -117,6 +126,10 @@ class Snapshot(NamedTuple):
         """The errors for a run of so many checks."""
         known = jnp.asarray(self.errors)[:checks]
         return jnp.full(checks, -1, known.dtype).at[: len(known)].set(known)
+
+
+# Fields of a snapshot that have a row for each point, of x (0) or of y (1).
+CLOUD = {"phi": 0, "psi": 1, "steps": 1, "changes": 1}
 
 
 class State(NamedTuple):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ["collectives", "_checks", "forward", "loops", "linear_solve", "status"],
     ["pairwise", "mesh", "epsilon"],
-    ["costs", "terms"],
+    ["costs", "terms", "lbfgs"],
     ["tile"],
     ["moments", "entries"],
     ["operators"],
@@ -23,7 +23,7 @@ LAYERS = [
     ["plan_sums", "sampling"],
     ["matching"],
     ["plan"],
-    ["solution", "initial"],
+    ["solution", "initial", "iteration"],
     ["sinkhorn"],
     ["divergence", "initializers"],
     ["__init__"],

@@ -1,0 +1,205 @@
+"""One iteration after the other: it knows neither mesh nor tiles, only c-transforms.
+
+One iteration makes a new g, then f of it. The c-transform of that f, which the next
+iteration starts from, also tells the column sums of the present plan,
+b_j exp((psi_j - transform_j) / eps): the error, and the gradient of the dual in g,
+cost no pass of their own.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ott_shard import lbfgs, loops, objective, operators
+from ott_shard.epsilon import Epsilon
+from ott_shard.lbfgs import Memory
+from ott_shard.problem import Problem
+from ott_shard.state import Settings, Snapshot, State
+
+# So many checks without a smaller error, at the level of rounding, are a stall.
+_PATIENCE = 10
+# So many, and the steps are Sinkhorn's own.
+_DOUBT = 5
+# Of the size of the costs: where annealing starts.
+_WARM = 0.3
+# Of the mass: the error that is enough for an epsilon on the way.
+_ROUGH = 0.05
+
+
+def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
+    """Before the first iteration, which starts from phi, [n padded]; None: from 0."""
+    psi = jnp.zeros_like(problem.b)
+    if settings.symmetric and phi is not None:
+        psi = problem.pairs.T.mirror(phi)
+    size = operators.cost_size(problem.pairs, problem.a, problem.b)
+    epsilon, how = problem.epsilon, settings.acceleration
+    if how is not None and how.decay < 1 and phi is None:
+        epsilon = jnp.fmax(epsilon, _WARM * size)
+    unknown = jnp.full((), jnp.inf, psi.dtype)
+    now = Snapshot(
+        jnp.zeros_like(problem.a) if phi is None else phi,
+        psi,
+        iteration=jnp.int32(0),
+        epsilon=epsilon,
+        error=unknown,
+        errors=jnp.full(settings.limits.checks, -1, psi.dtype),
+        floor=jnp.zeros_like(unknown),
+        lowest=unknown,
+        stale=jnp.int32(0),
+        **Memory.empty(psi, how.memory if how else 0)._asdict(),
+    )
+    return at(problem, now, size)
+
+
+def proceed(problem: Problem, now: Snapshot, settings: Settings) -> State:
+    """Go on from a snapshot, also of a run with other settings."""
+    now = now._replace(errors=now.history(settings.limits.checks))
+    size = settings.acceleration.memory if settings.acceleration else 0
+    if now.steps.shape[1] != size:
+        now = now._replace(**Memory.empty(now.psi, size)._asdict())
+    return at(problem, now, operators.cost_size(problem.pairs, problem.a, problem.b))
+
+
+def at(problem: Problem, now: Snapshot, size: jax.Array) -> State:
+    """With what follows from it."""
+    return State(now, _with(problem, now.epsilon).to_cols(now.phi), size)
+
+
+def _with(problem: Problem, epsilon: jax.Array) -> Problem:
+    return dataclasses.replace(problem, schedule=Epsilon.constant(epsilon))
+
+
+def unfinished(
+    problem: Problem, state: State, threshold: jax.Array, settings: Settings
+) -> jax.Array:
+    """Whether there is to be another iteration."""
+    now, limits = state.now, settings.limits
+    wanted = ~(reached(state, threshold) | stalled(state))
+    wanted |= (now.iteration < limits.min_iterations) | (now.epsilon > problem.epsilon)
+    return (now.iteration < limits.max_iterations) & wanted & ~jnp.isnan(now.error)
+
+
+def reached(state: State, threshold: jax.Array) -> jax.Array:
+    """The error is within the threshold whatever rounding adds to it."""
+    return state.now.error + state.now.floor <= threshold
+
+
+def stalled(state: State) -> jax.Array:
+    """Rounding is what keeps the error from falling.
+
+    Without rounding it never rises in Sinkhorn's steps (it is an L1 distance between
+    marginals of alternating projections), but at a small epsilon it may rest for long.
+    """
+    rests = (state.now.stale >= _PATIENCE) & (state.now.lowest <= 20 * state.now.floor)
+    return rests | (state.now.lowest <= state.now.floor)
+
+
+def advance(
+    problem: Problem, state: State, threshold: jax.Array, settings: Settings
+) -> State:
+    """Iterate up to the next check, or to the end, and record the error there."""
+    before, limits = state.now, settings.limits
+    most = limits.inner_iterations
+    end = jnp.minimum(before.iteration + most, limits.max_iterations)
+
+    def going_on(s: State):
+        wanted = unfinished(problem, s, threshold, settings)
+        return wanted & (s.now.iteration < end)
+
+    def iterate(s: State):
+        return _iterate(problem, s, settings)
+
+    if settings.implicit_diff is None:
+        count = end - before.iteration
+        state = loops.repeat(lambda _, s: iterate(s), state, count, most)
+    else:
+        state = lax.while_loop(going_on, iterate, state)
+    now = state.now
+    check = (now.iteration - 1) // limits.inner_iterations
+    better = (now.lowest < before.lowest) | (now.epsilon > problem.epsilon)
+    return state._replace(
+        now=now._replace(
+            errors=now.errors.at[check].set(now.error),
+            stale=jnp.where(better, 0, now.stale + 1),
+        )
+    )
+
+
+def _iterate(problem: Problem, state: State, settings: Settings) -> State:
+    before = state.now
+    epsilon = _next_epsilon(problem, before, settings)
+    local = _with(problem, epsilon)
+    if settings.symmetric:
+        now, transform = _symmetric_step(local, state)
+    elif settings.acceleration is None:
+        now, transform = _step(local, state)
+    else:
+        now, transform = _learning_step(local, state)
+    phi, psi, seen = lax.stop_gradient((now.phi, now.psi, transform))
+    error = objective.marginal_error(local, psi, seen)
+    lowest = jnp.fmin(error, before.lowest)
+    now = now._replace(
+        iteration=before.iteration + 1,
+        epsilon=epsilon,
+        error=error,
+        floor=objective.error_floor(local, phi, psi, state.size),
+        lowest=jnp.where(epsilon <= problem.epsilon, lowest, before.lowest),
+    )
+    return State(now, transform, state.size)
+
+
+def _next_epsilon(problem: Problem, now: Snapshot, settings: Settings) -> jax.Array:
+    """By the schedule, or by the error; at the last iteration always the target."""
+    target, schedule = problem.epsilon, problem.schedule
+    epsilon = schedule.at(now.iteration)
+    if settings.acceleration and not settings.symmetric:
+        lower = jnp.maximum(settings.acceleration.decay * now.epsilon, target)
+        lower = jnp.where(now.error <= _ROUGH * problem.b.sum(), lower, now.epsilon)
+        epsilon = jnp.where(schedule.init > target, epsilon, lower)
+    last = now.iteration >= settings.limits.max_iterations - 1
+    return jnp.where(last, target, epsilon)
+
+
+def _step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
+    """Sinkhorn's own."""
+    psi = problem.T.settled(problem.tau_b * state.transform)
+    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
+    return state.now._replace(phi=phi, psi=psi), problem.to_cols(phi)
+
+
+def _symmetric_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
+    psi = (state.now.psi + problem.tau_b * state.transform) / 2
+    psi = problem.T.settled(psi)
+    phi = problem.pairs.mirror(psi)
+    return state.now._replace(phi=phi, psi=psi), problem.to_cols(phi)
+
+
+def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
+    """See :class:`ott_shard.lbfgs.Acceleration`."""
+    now, b = state.now, problem.b
+    # Of another epsilon nothing is known, but for where to start.
+    new = (now.epsilon != problem.epsilon) | (now.iteration == 0)
+    memory = Memory(now.steps, now.changes, now.share).cleared(new)
+    gradient = objective.ascent(problem, now.psi, state.transform)
+    along = lbfgs.direction(memory, gradient, b)
+    slope = jnp.vdot(b * gradient, along)
+    plain = ~(slope > 0) | (now.stale >= _DOUBT)
+    follow = problem.T.settled(problem.tau_b * state.transform)
+    # A point without weight is in no product: it follows the others.
+    psi = jnp.where(plain | (b == 0), follow, now.psi + memory.share * along)
+    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
+    transform = problem.to_cols(phi)
+    change = gradient - objective.ascent(problem, psi, transform)
+    end = slope - jnp.vdot(b * change, along)
+    good = plain | lbfgs.is_good(slope, end)
+    step = jnp.where(b > 0, psi - now.psi, 0.0)
+    curvature = jnp.where(good & ~new, jnp.vdot(b * step, change), 0.0)
+    longer = memory.learnt(step, change, curvature)
+    # Tried once more, and then given up with all that led to it.
+    share = jnp.where(good, 1.0, lbfgs.shorter(memory.share, slope, end))
+    memory = longer._replace(share=share).cleared(~good & (memory.share < 1))
+    made = (phi, psi, transform), (now.phi, now.psi, state.transform)
+    phi, psi, transform = (jnp.where(good, u, v) for u, v in zip(*made, strict=True))
+    return now._replace(phi=phi, psi=psi, **memory._asdict()), transform
