@@ -13,6 +13,7 @@ import ott_shard as otts
 COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
 EPSILON = 0.3
 FIXED = {"threshold": 1e-30, "max_iterations": 25, "min_iterations": 25}
+FIXED["acceleration"] = None  # as the oracle iterates
 
 
 def divergence(x, y, a=None, b=None, epsilon=EPSILON, *, name="SqEuclidean", **options):

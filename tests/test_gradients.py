@@ -15,6 +15,7 @@ COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclid
 ARGUMENTS = ("x", "y", "a", "b", "epsilon")
 EPSILON = 0.3
 FIXED = {"threshold": 1e-30, "max_iterations": 25, "min_iterations": 25}
+FIXED["acceleration"] = None  # as the oracle iterates
 CASES = [
     (13, 21, "SqEuclidean", np.float32),
     (13, 21, "Euclidean", np.float64),

@@ -48,7 +48,7 @@ def test_a_start_is_exact(mesh, dtype):
     p, tol = ref.problem(13, 21, dtype=dtype), 1e-5 if dtype == np.float32 else 1e-12
     x, y, a, b = p.cast(dtype)
     geom = otts.PointCloud(x, y, epsilon=0.3, mesh=mesh, batch_size=(4, 7))
-    taus = dict(tau_a=0.8, tau_b=0.9, inner_iterations=1)
+    taus = dict(tau_a=0.8, tau_b=0.9, acceleration=None)
     three = otts.solve(geom, a, b, max_iterations=3, **taus)
     two = otts.solve(geom, a, b, max_iterations=2, **taus)
     for init in ((two.f, two.g), two):
@@ -64,7 +64,8 @@ def test_the_next_mini_batch():
         otts.PointCloud(x, y, epsilon=0.2, scale_cost=2.0, mesh=otts.make_mesh(4, 2))
     )
     others = clouds(402, 351, seed=1)
-    cold, warm = (solve(*others, init=init, threshold=1e-2) for init in (None, first))
+    options = dict(threshold=1e-2, acceleration=None)
+    cold, warm = (solve(*others, init=init, **options) for init in (None, first))
     assert warm.converged and warm.n_iters <= 0.75 * cold.n_iters
     # Units: with no iteration but one, g is the c-transform of what it started from.
     new = otts.PointCloud(*others, epsilon=0.1, mesh=otts.make_mesh(4, 2))
@@ -252,5 +253,5 @@ def test_a_snapshot_of_another_problem():
     x, y = clouds(5, 4)
     kept = []
     solve(x, y, watch=lambda term, now: kept.append(now))
-    with pytest.raises(ValueError, match=r"init.phi must have shape \(6,\), got"):
+    with pytest.raises(ValueError, match="init.phi must be of 6 points, got shape"):
         solve(*clouds(6, 4), init=kept[0])

@@ -177,7 +177,8 @@ def test_the_floor_is_that_of_the_dtype():
 def test_a_rest_is_not_a_stall():
     """At a small epsilon the error may rest far above rounding: the run goes on."""
     geom, a, b = pose(epsilon=2e-3)
-    out = otts.solve(geom, a, b, threshold=1e-4, max_iterations=500)
+    options = dict(threshold=1e-4, max_iterations=500, acceleration=None)
+    out = otts.solve(geom, a, b, **options)
     assert out.status is otts.Status.MAX_ITERATIONS
     assert int(out.n_iters) == 500
 
@@ -235,7 +236,7 @@ def test_nan_stops_early():
 
     out = solve(x, geom.y, a, b, 0.3)
     assert out.status is otts.Status.NOT_FINITE
-    assert int(out.n_iters) == 10
+    assert int(out.n_iters) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""Accelerated solutions: the same ones, in fewer iterations, whatever a step is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference as ref
+
+import ott_shard as otts
+from ott_shard import lbfgs
+
+PLAIN = {"acceleration": None}
+TAUS = [(1.0, 1.0), (0.8, 1.0), (0.9, 0.7)]
+
+
+def clouds(n=60, m=45, d=2, dtype=np.float32):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(n, d)), 0.7 * rng.normal(size=(m, d)) + 1
+    return x.astype(dtype), y.astype(dtype)
+
+
+def solve(epsilon, *, x=None, y=None, mesh=None, **options):
+    if x is None:
+        x, y = clouds()
+    mesh = mesh or otts.make_mesh(1, 1)
+    return otts.solve(otts.PointCloud(x, y, epsilon=epsilon, mesh=mesh), **options)
+
+
+def test_the_same_solution(mesh, dtype):
+    """As the dense oracle has it, with weights of zero, balanced and not."""
+    p = ref.problem(13, 21, dtype=dtype)
+    x, y, a, b = p.cast(dtype)
+    cost, tol = ref.sqeuclidean(p.x, p.y), 1e-4 if dtype == np.float32 else 1e-9
+
+    @jax.jit
+    def solution(taus):
+        geom = otts.PointCloud(x, y, epsilon=0.05, mesh=mesh, batch_size=(4, 7))
+        limits = dict(threshold=tol / 10, max_iterations=1000)
+        out = otts.solve(geom, a, b, tau_a=taus[0], tau_b=taus[1], **limits)
+        return out, out.matrix
+
+    for taus in TAUS:
+        out, matrix = solution(np.asarray(taus, dtype))
+        how = dict(tau_a=taus[0], tau_b=taus[1], iterations=5_000)
+        want = ref.sinkhorn(cost, p.a, p.b, 0.05, **how)
+        assert out.converged and int(out.n_iters) < 150
+        ref.assert_close(matrix, want.matrix, 10 * tol, f"plan, {taus}")
+        ref.assert_close(out.reg_ot_cost, want.reg_ot_cost, tol, f"value, {taus}")
+        # A point without weight has the potential that it would have with some.
+        f = np.asarray(out.f, np.float64)
+        cols = -0.05 * np.log(np.sum(np.exp((f[:, None] - cost) / 0.05), axis=0))
+        ref.assert_close(np.asarray(out.psi) / taus[1], cols, 100 * tol, f"{taus}")
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.03, 3), (0.003, 10)])
+def test_fewer_iterations(epsilon, times):
+    with jax.enable_x64(True):
+        x, y = clouds(dtype=np.float64)
+        options = dict(x=x, y=y, max_iterations=20_000)
+        plain = solve(epsilon, **options, **PLAIN)
+        fast = solve(epsilon, **options)
+        assert plain.converged and fast.converged
+        assert times * int(fast.n_iters) < int(plain.n_iters)
+
+
+def test_options():
+    """Each does something, and none is needed to converge."""
+    counts = {}
+    for memory, decay in ((8, 0.25), (1, 0.25), (8, 1.0), (8, 0.7)):
+        out = solve(0.01, acceleration=otts.Acceleration(memory, decay))
+        assert out.converged
+        counts[memory, decay] = int(out.n_iters)
+    default = counts.pop((8, 0.25))
+    assert all(count > default for count in counts.values())
+
+
+def test_epsilon_comes_down_by_itself():
+    seen = []
+    out = solve(0.01, inner_iterations=1, watch=lambda _, now: seen.append(now))
+    epsilons = np.asarray([float(now.epsilon) for now in seen])
+    steps = epsilons[1:] / epsilons[:-1]
+    assert epsilons[0] > 0.3 and epsilons[-1] == np.float32(0.01)
+    lowered, at_target = steps < 1, epsilons[1:] == epsilons[-1]
+    assert np.all((steps == 1) | (np.abs(steps - 0.25) < 1e-6) | at_target)
+    # Only where the error was small, and always there.
+    errors = np.asarray([float(now.error) for now in seen])
+    on_the_way = epsilons[:-1] > 0.011
+    np.testing.assert_array_equal(lowered, (errors[:-1] <= 0.05) & on_the_way)
+    assert float(out.epsilon) == np.float32(0.01)
+
+
+def test_a_start_and_a_schedule_are_followed():
+    first = solve(0.05)
+    seen = []
+    watch = dict(inner_iterations=1, watch=lambda _, now: seen.append(now.epsilon))
+    assert int(solve(0.05, init=first, **watch).n_iters) == 1
+    solve(otts.Epsilon(0.05, init=0.4, decay=0.5), **watch)
+    want = [0.05, 0.4, 0.2, 0.1] + [0.05] * (len(seen) - 4)
+    np.testing.assert_allclose(seen, want, rtol=1e-6)
+
+
+def test_the_last_iteration_is_at_the_target():
+    out = solve(1e-3, max_iterations=4)
+    assert out.status is otts.Status.MAX_ITERATIONS and int(out.n_iters) == 4
+    columns = jnp.abs(out.marginal(0) - 1 / 45).sum()
+    np.testing.assert_allclose(out.marginal_error, columns, rtol=1e-3)
+
+
+@pytest.mark.parametrize("wrong", ["long", "backwards", "nan", "noise"])
+def test_a_wrong_direction_costs_only_time(monkeypatch, wrong):
+    """Steps are tested: what leads nowhere is given up for Sinkhorn's."""
+    known, count = lbfgs.direction, []
+
+    def direction(memory, gradient, weights):
+        count.append(1)
+        right = known(memory, gradient, weights)
+        noise = jax.random.normal(jax.random.key(0), gradient.shape)
+        noise *= jnp.any(right != 0)  # there is none without a memory
+        return {
+            "long": 30 * right,
+            "backwards": -right,
+            "nan": right * jnp.nan,
+            "noise": right + noise * jnp.sign(jnp.vdot(weights * gradient, noise)),
+        }[wrong]
+
+    monkeypatch.setattr(lbfgs, "direction", direction)
+    x, y = clouds(61, 44)  # sizes of its own: programs are kept
+    out = solve(0.05, x=x, y=y, max_iterations=2000)
+    monkeypatch.undo()
+    assert count and out.converged
+    jax.clear_caches()
+    plain = solve(0.05, x=x, y=y, max_iterations=2000, **PLAIN)
+    assert int(out.n_iters) <= 3 * int(plain.n_iters) + 20
+    np.testing.assert_allclose(out.reg_ot_cost, plain.reg_ot_cost, rtol=1e-3)
+
+
+def test_the_direction_is_that_of_the_two_loops():
+    """Compact form and recursion agree; columns of zeros are not there."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        hessian = np.diag(rng.uniform(0.1, 2, 30)) + 0.1
+        steps = np.where(np.arange(6) < 2, 0, rng.normal(size=(30, 6)))
+        weights, gradient = rng.uniform(0.5, 1, 30), rng.normal(size=30)
+        changes = hessian @ steps / weights[:, None]
+        memory = lbfgs.Memory(*map(jnp.asarray, (steps, changes, 1.0)))
+        got = lbfgs.direction(memory, jnp.asarray(gradient), jnp.asarray(weights))
+        q, alphas = gradient, {}
+        pairs = [(k, steps[:, k], changes[:, k]) for k in range(2, 6)]
+        for k, s, t in reversed(pairs):
+            alphas[k] = np.sum(weights * s * q) / np.sum(weights * s * t)
+            q = q - alphas[k] * t
+        _, s, t = pairs[-1]
+        q = q * np.sum(weights * s * t) / np.sum(weights * t * t)
+        for k, s, t in pairs:
+            beta = np.sum(weights * t * q) / np.sum(weights * s * t)
+            q = q + s * (alphas[k] - beta)
+        np.testing.assert_allclose(got, q, rtol=1e-9)
+
+
+def test_a_snapshot_goes_on(mesh, dtype):
+    """With what was learnt, in the middle of annealing, on another mesh."""
+    x, y = clouds(13, 21, dtype=dtype)
+    kept = []
+    options = dict(x=x, y=y, threshold=1e-4, inner_iterations=3, max_iterations=300)
+    watch = dict(watch=lambda _, now: kept.append(jax.device_get(now)))
+    whole = solve(0.02, mesh=mesh, **options, **watch)
+    assert len(kept) > 4
+    for start in (kept[1], kept[-2]):
+        again = solve(0.02, mesh=otts.make_mesh(2, 1), init=start, **options)
+        assert again.converged
+        tol = 1e-9 if dtype == np.float64 else 1e-3
+        ref.assert_close(again.reg_ot_cost, whole.reg_ot_cost, tol)
+        if dtype == np.float64:
+            assert int(again.n_iters) == int(whole.n_iters)
+            ref.assert_close(again.f, whole.f, 1e-8)
+
+
+def test_a_snapshot_goes_on_otherwise():
+    """Without acceleration, or with more memory."""
+    kept = []
+    solve(0.02, inner_iterations=3, watch=lambda _, now: kept.append(now))
+    for how in (None, otts.Acceleration(3)):
+        out = solve(0.02, init=kept[3], acceleration=how, max_iterations=5000)
+        assert out.converged
+
+
+def test_differentiated_iterations_are_plain():
+    x, y = clouds(13, 9)
+    limits = dict(max_iterations=7, implicit_diff=None)
+    fast, plain = (solve(0.1, x=x, y=y, **limits, **how) for how in ({}, PLAIN))
+    np.testing.assert_array_equal(fast.f, plain.f)
+
+
+def test_tau_just_below_one_converges():
+    """The common shift of the potentials is one direction, which is learnt."""
+    b = np.full(45, 2 / 45, np.float32)
+    options = dict(b=b, tau_a=0.9995, tau_b=0.9995)
+    out = solve(0.5, **options)
+    assert out.converged and int(out.n_iters) < 250
+    assert not solve(0.5, **options, **PLAIN).converged
+
+
+def test_a_batch_of_problems():
+    x, y = clouds(13, 9)
+    epsilons = np.asarray([0.05, 0.2, 1.0], np.float32)
+    together = jax.vmap(lambda e: solve(e, x=x, y=y).reg_ot_cost)(epsilons)
+    alone = [float(solve(e, x=x, y=y).reg_ot_cost) for e in epsilons]
+    np.testing.assert_allclose(together, alone, rtol=1e-3)
+
+
+def test_no_program_gathers():
+    """What iterations learn from is split as points are; sums of it are few."""
+    mesh = otts.make_mesh(4, 2)
+    x, y = clouds(64, 48)
+
+    def texts(**how):
+        run = jax.jit(lambda e: solve(e, x=x, y=y, mesh=mesh, **how).f)
+        return run.lower(0.1).compile().as_text()
+
+    fast, plain = texts(), texts(**PLAIN)
+    assert "all-gather(" not in fast
+    assert fast.count("all-reduce(") <= plain.count("all-reduce(") + 6
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: otts.Acceleration(memory=0), ValueError, "memory must be at least 1"),
+        (lambda: otts.Acceleration(memory=2.5), TypeError, "memory must be an int"),
+        (lambda: otts.Acceleration(decay=0.0), ValueError, r"decay must be in \(0, 1"),
+        (lambda: otts.Acceleration(decay="1"), TypeError, "decay must be a number"),
+        (lambda: solve(1.0, acceleration=True), TypeError, "acceleration must be an"),
+        (
+            lambda: otts.sinkhorn_divergence(*clouds(), acceleration="lbfgs"),
+            TypeError,
+            "acceleration must be an",
+        ),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
