@@ -44,12 +44,12 @@ def test_the_same_solution(mesh, dtype):
         how = dict(tau_a=taus[0], tau_b=taus[1], iterations=5_000)
         want = ref.sinkhorn(cost, p.a, p.b, 0.05, **how)
         assert out.converged and int(out.n_iters) < 150
-        ref.assert_close(matrix, want.matrix, 10 * tol, f"plan, {taus}")
+        ref.assert_close(matrix, want.plan, 10 * tol, f"plan, {taus}")
         ref.assert_close(out.reg_ot_cost, want.reg_ot_cost, tol, f"value, {taus}")
         # A point without weight has the potential that it would have with some.
         f = np.asarray(out.f, np.float64)
         cols = -0.05 * np.log(np.sum(np.exp((f[:, None] - cost) / 0.05), axis=0))
-        ref.assert_close(np.asarray(out.psi) / taus[1], cols, 100 * tol, f"{taus}")
+        ref.assert_close(np.asarray(out.psi)[:21] / taus[1], cols, 100 * tol, f"{taus}")
 
 
 @pytest.mark.parametrize(("epsilon", "times"), [(0.03, 3), (0.003, 10)])
