@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from . import saved, sources
 from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
-from .files import check_folder, not_writable, replacing
+from .files import check_folder, not_writable, replacing, strict
 from .saved import Run
 from .tasks import TASKS, TERMS, Outcome
 from .uses import USES
@@ -113,7 +112,7 @@ def of_run(
         "temp_bytes_per_device": None,  # it is known later, see job
         **place(mesh),
     }
-    return _strict(record), arrays
+    return strict(record), arrays
 
 
 def of_use(
@@ -194,17 +193,6 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "ott_shard": otts.__version__,
     }
-
-
-def _strict(value: Any) -> Any:
-    """`value` with null for what JSON has no number for: NaN and infinities."""
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def write(
