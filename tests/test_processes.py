@@ -137,15 +137,27 @@ def close(got, want):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--x=x.npy --y=missing.npy", "--y=missing.npy: no such file"),
-        ("--x=x.npy --y=y.npy --a=short.npy", "--a: must have shape (203,)"),
+        ("solve --x=nan.npy --y=y.npy", "x must be finite, got NaN or inf in row 0"),
         pytest.param(
-            *("--x=nan.npy --y=y.npy", "x must be finite, got NaN or inf in row 0"),
+            *("solve --x=x.npy --y=y.npy --mesh=3x1", "--mesh=3x1: needs 3 devices"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("solve --x=x.npy --y=y.npy --a=short.npy", "--a: must have shape (203,)"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("apply --run=alone --v=short.npy", "--v=short.npy: must have 203 rows"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("transport --run=alone --points=short.npy", "--points=short.npy: "),
             marks=pytest.mark.wide,
         ),
     ],
 )
-def test_bad_input_is_said_once_and_ends_all(folder, flags, words):
+def test_bad_input_is_said_once_and_ends_all(folder, alone, flags, words):
+    """Whether before numbers are read, by who reads them, or by the library in all."""
     refused(folder, flags, words)
 
 
@@ -158,17 +170,19 @@ def test_rows_that_one_process_cannot_read_end_all(folder):
     table = pa.table([np.zeros(n), np.ones(n), pa.array(column)], ["u", "v", "w"])
     pytest.importorskip("pyarrow.parquet").write_table(table, folder / "gap.parquet")
     words = "--x=gap.parquet: w[262144:327680] has nulls: fill them"
-    refused(folder, "--x=gap.parquet --y=y.npy", words)
+    refused(folder, "solve --x=gap.parquet --y=y.npy", words)
 
 
 def refused(folder, flags, words):
     before = time.monotonic()
     job = "--cpu_devices=1 --local_processes=2 --out=refused"
-    code, _, error = run(folder, f"solve {flags} {job}")
+    code, _, error = run(folder, f"{flags} {job}")
     assert code == 2 and words in error
-    assert error.count("ott-shard: error") == 1 and "Traceback" not in error
+    said = "".join(p.read_text() for p in (folder / "refused/logs").iterdir())
+    assert said.count("ott-shard: error") == error.count("ott-shard: error") == 1
+    assert "Traceback" not in said
     assert time.monotonic() - before < 60
-    assert not (folder / "refused" / "result.json").exists()
+    assert [path.name for path in (folder / "refused").iterdir()] == ["logs"]
 
 
 def in_two(folder, lines, seconds=90):
