@@ -132,11 +132,11 @@ def solve(command: Config | Resume, beat: Beat) -> int:
         if config.out is not None:
             results.write(config.out, config.task, record, arrays)
             checkpoint.remove(config.out)
-        beat("asking the compiler for the memory")
-        # Compiled last: the results are safe.
-        record["temp_bytes_per_device"] = tasks.temp_bytes(config, mesh, placed)
-        if config.out is not None:
-            results.write_record(config.out, config.task, record)
+        if jax.process_count() == 1:
+            # Compiled last: the results are safe.
+            record["temp_bytes_per_device"] = tasks.temp_bytes(config, mesh, placed)
+            if config.out is not None:
+                results.write_record(config.out, config.task, record)
         log("end", **record)
         tell(report.summary(record, outcome.value_name))
         if config.out is not None:

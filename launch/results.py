@@ -109,7 +109,7 @@ def of_run(
         "d": clouds.x.shape[1],
         "dtype": config.dtype,
         "seconds": outcome.seconds,
-        "temp_bytes_per_device": None,  # it is known later, see job
+        "temp_bytes_per_device": None,  # known later, in one process: see job
         **place(mesh),
     }
     return strict(record), arrays

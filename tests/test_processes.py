@@ -185,10 +185,10 @@ def refused(folder, flags, words):
     assert [path.name for path in (folder / "refused").iterdir()] == ["logs"]
 
 
-def in_two(folder, lines, seconds=90):
+def in_two(folder, lines, seconds=90, watchdog=60):
     """[(exit code, stdout + stderr)] of two processes that are started by hand."""
     port = rehearsal.free_port()
-    common = "--cpu_devices=1 --num_processes=2 --watchdog_seconds=60 "
+    common = f"--cpu_devices=1 --num_processes=2 --watchdog_seconds={watchdog} "
     common += f"--coordinator_address=localhost:{port}"
     with contextlib.ExitStack() as stack:
         jobs = [
@@ -295,19 +295,48 @@ def test_interrupted_and_resumed(folder, whole, before, after):
     assert not (folder / out / checkpoint.NAME).exists()
 
 
-@pytest.mark.wide
-def test_a_killed_process_ends_the_others_and_the_job_goes_on(folder):
-    """SIGKILL of one of two started by hand; resumed in two."""
+def ended_by(number, folder, out):
+    """What process 0 says, and after how long, if process 1 is sent a signal."""
     common = f"{LONG} --cpu_devices=1 --num_processes=2 --watchdog_seconds=20 "
-    common += f"--coordinator_address=localhost:{rehearsal.free_port()} --out=killed"
+    common += f"--coordinator_address=localhost:{rehearsal.free_port()} --out={out}"
     lines = [f"{common} --process_id={k}" for k in range(2)]
     with begun(folder, lines[0]) as one, begun(folder, lines[1]) as other:
-        wait_for((folder / "killed" / checkpoint.NAME).exists)
-        other.kill()
+        wait_for((folder / out / checkpoint.NAME).exists)
+        other.send_signal(number)
         before = time.monotonic()
         _, error = one.communicate(timeout=60)
     assert one.returncode == 5, error
-    assert "a peer" in error and time.monotonic() - before < 40
+    return error, time.monotonic() - before
+
+
+@pytest.mark.wide
+def test_a_stuck_process_ends_the_others(folder):
+    """Stopped, not lost: its connections are there, and nothing comes of them."""
+    error, seconds = ended_by(signal.SIGSTOP, folder, "stuck")
+    line = "process 0 of 2: nothing has moved for 20 s in xy, after iteration "
+    assert line in error and error.count("ott-shard: error") == 1
+    assert 15 < seconds < 40
+
+
+@pytest.mark.wide
+def test_a_use_that_is_stuck_ends(folder, alone):
+    """The one that does not come to a collective, and the one that waits in it."""
+    patch = "import time\nfrom launch import uses\nuses.perform = lambda *_: "
+    lines = [
+        (folder, "match --run=alone --k=2 --out=stuck_use", text)
+        for text in ("", f"{patch}time.sleep(600)\n")
+    ]
+    for code, said in in_two(folder, lines, watchdog=10):
+        assert code == 5
+        assert "nothing has moved for 10 s in the work of match" in said
+    assert not (folder / "stuck_use").exists()
+
+
+@pytest.mark.wide
+def test_a_killed_process_ends_the_others_and_the_job_goes_on(folder):
+    """SIGKILL of one of two started by hand; resumed in two."""
+    error, seconds = ended_by(signal.SIGKILL, folder, "killed")
+    assert "a peer" in error and seconds < 40
     again = "resume --run=killed --cpu_devices=1 --local_processes=2"
     code, _, error = run(folder, again)
     assert code == 0, error
