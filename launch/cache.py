@@ -13,15 +13,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from .errors import complain
 from .files import check_folder, not_writable, replacing
 
+_FOLDER = "jax_compilation_cache_dir"
 _OPTIONS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
     # XLA's own caches: their path is part of what names a program.
     "jax_persistent_cache_enable_xla_caches": "none",
 }
-
-
-_FOLDER = "jax_compilation_cache_dir"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import ott_shard as otts
 
 from .errors import BadInput
 from .files import replacing
-from .processes import Watchdog, any_of, on_host
+from .processes import Beat, any_of, on_host
 from .progress import Log
 from .saved import contents
 
@@ -57,12 +57,12 @@ class Keeper:
         checks: int | None,
         known: Mapping[str, otts.Snapshot],
         sizes: tuple[int, int],
-        watchdog: Watchdog,
+        beat: Beat,
         log: Log,
     ):
         self._sizes = sizes
         self._folder, self._meta, self._log = folder, meta, log
-        self._watchdog = watchdog
+        self._beat = beat
         self._seconds, self._checks = seconds, checks
         self._snapshots = dict(known)
         self._last, self._count, self._stop = time.monotonic(), 0, False
@@ -84,7 +84,7 @@ class Keeper:
         Raises:
             Interrupted: if a process was told to end; then a checkpoint is written.
         """
-        self._watchdog.beat(f"{term}, after iteration {int(now.iteration)}")
+        self._beat(f"{term}, after iteration {int(now.iteration)}")
         self._count += 1
         due = time.monotonic() - self._last >= self._seconds
         due |= self._checks is not None and self._count % self._checks == 0

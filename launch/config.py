@@ -1,6 +1,7 @@
 """What the command line asks for, as data; fields are flags of the same name."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,6 +22,7 @@ class Command:
         local_processes: so many, on this machine; None: this one.
         coordinator_address: this and what follows is how the processes of a job find
             each other; None: as the environment says.
+        watchdog_seconds: a process in which nothing moves for so long ends; 0: never.
     """
 
     task: str
@@ -34,6 +36,7 @@ class Command:
     process_id: int | None
     local_device_ids: tuple[int, ...] | None
     start_seconds: int
+    watchdog_seconds: float
 
     @classmethod
     def flags(cls) -> list[str]:
@@ -55,6 +58,12 @@ class Command:
         fields: dict[str, Any] = {name: values[name] for name in cls.flags()}
         fields["task"] = task
         return cls(**fields)
+
+    def common(self) -> str:
+        """What must be the same for all processes of a job."""
+        fields = dataclasses.asdict(self)
+        del fields["process_id"], fields["local_device_ids"]
+        return json.dumps(fields)
 
     def blame(self, message: str) -> BadInput | None:
         """The library's complaint about arguments as one about flags.
@@ -112,17 +121,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Command):
-    """The processes of a run, and what becomes of it if it ends too early.
+    """What is told of a run, and kept of it if it ends too early.
 
     Attributes:
-        watchdog_seconds: a process in which nothing moves for so long ends; 0: never.
         checkpoint_seconds: between two checkpoints.
         checkpoint_checks: so many checks of the error; None: by time alone.
         progress_seconds: between two lines for people.
         log_json: a file to add events to; None: none.
     """
 
-    watchdog_seconds: float
     checkpoint_seconds: float
     checkpoint_checks: int | None
     progress_seconds: float

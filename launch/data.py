@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from . import processes
 from .config import Problem, Use
 from .errors import BadInput
 from .formats import Sliced, Source
+from .processes import Beat
 from .sources import fingerprint, open_source, split
 
 # Bytes, in the dtype of a file, that are read at once to become those of a run.
@@ -87,7 +87,7 @@ def spread(
     clouds: Clouds,
     mesh: Mesh,
     dtype: str,
-    beat: Callable[[str], None] = lambda _: None,
+    beat: Beat = lambda _: None,
 ) -> Clouds:
     """The same on the devices of all processes, each of which reads its own rows.
 
@@ -96,23 +96,20 @@ def spread(
     is read next.
 
     Raises:
-        BadInput: if the shapes do not fit together, which the library cannot see, or
-            if rows cannot be read; in one process, and in all others `Elsewhere`.
+        BadInput, Refused: as `processes.together`, if the shapes do not fit together,
+            which the library cannot see, or if rows cannot be read.
     """
-    error, placed = None, None
-    try:
-        placed = _spread(clouds, mesh, dtype, beat)
-    except BadInput as refusal:
-        error = refusal
-    beat("waiting for others to read")
-    processes.agree(error, {})
-    assert placed is not None
-    return placed
+
+    def read() -> Clouds:
+        try:
+            return _spread(clouds, mesh, dtype, beat)
+        finally:
+            beat("waiting for others to read")
+
+    return processes.together(read)
 
 
-def _spread(
-    clouds: Clouds, mesh: Mesh, dtype: str, beat: Callable[[str], None]
-) -> Clouds:
+def _spread(clouds: Clouds, mesh: Mesh, dtype: str, beat: Beat) -> Clouds:
     def placed(rows: Source, own: Axes, pad: Literal["edge", "constant"]) -> jax.Array:
         fill = functools.partial(_fill, rows, beat=beat)
         return meshes.place_rows(fill, rows.shape, mesh, own, pad=pad, dtype=dtype)
@@ -139,7 +136,7 @@ def _fill(
     source: Source,
     start: int,
     out: np.ndarray,
-    beat: Callable[[str], None] = lambda _: None,
+    beat: Beat = lambda _: None,
 ) -> None:
     """Rows from `start`, cast block by block: no more is held in the file's dtype."""
     row = source.dtype.itemsize * math.prod(source.shape[1:])

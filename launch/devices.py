@@ -9,6 +9,7 @@ import ott_shard as otts
 
 from .config import Command
 from .errors import BadInput, complain
+from .processes import Beat
 
 # What is usually the matter, by the backend that was wanted.
 _REMEDIES = {
@@ -84,7 +85,7 @@ def mesh_of(command: Command) -> Mesh:
     return mesh
 
 
-def show(command: Command) -> int:
+def show(command: Command, _: Beat) -> int:
     """Print what there is to compute on; the exit code is 0.
 
     Raises:

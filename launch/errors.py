@@ -13,5 +13,5 @@ class BadInput(Exception):
     """Input that is refused; the message names the flag, its value and a way out."""
 
 
-class Elsewhere(BadInput):
-    """Another process has said what is wrong; this one ends in silence."""
+class Refused(Exception):
+    """Input is refused, and one of several processes has said why; all end."""

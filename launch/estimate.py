@@ -23,7 +23,7 @@ from ott_shard.problem import Problem
 from . import devices, processes, report, results, tasks
 from .config import Estimate
 from .data import Clouds
-from .errors import BadInput
+from .processes import Beat
 from .sources import open_source
 
 FITS, DOES_NOT_FIT = 0, 4
@@ -50,13 +50,16 @@ class Memory(NamedTuple):
         return sum(known) if len(known) == len(self) else None
 
 
-def run(config: Estimate) -> int:
+def run(config: Estimate, beat: Beat) -> int:
     """Estimate, print and write; the exit code is 0, or 4 for what does not fit.
 
     Raises:
         BadInput: for what a run would be refused for, but for the numbers in its files.
     """
-    clouds = _agreed(config)
+    clouds = processes.together(
+        lambda: _opened(config), lambda clouds: {"shapes": str(clouds)}
+    )
+    beat("the compiler, and a tile")
     first = jax.process_index() == 0
     with jax.enable_x64(config.dtype == "float64"):
         mesh = devices.mesh_of(config)
@@ -73,20 +76,13 @@ def run(config: Estimate) -> int:
     return DOES_NOT_FIT if record["fits"] is False else FITS
 
 
-def _agreed(config: Estimate) -> Clouds:
-    """The shapes of the clouds and weights, if all processes can go on."""
-    error, clouds = None, None
-    try:
-        devices.require(config.require)
-        if config.out is not None:
-            given = (getattr(config, name) for name in Clouds._fields)
-            results.check_directory(config.out, _TASK, given)
-        clouds = _shapes(config)
-    except BadInput as refusal:
-        error = refusal
-    processes.agree(error, {"shapes": str(clouds)})
-    assert clouds is not None
-    return clouds
+def _opened(config: Estimate) -> Clouds:
+    """The shapes of the clouds and weights, if the estimate can be made."""
+    devices.require(config.require)
+    if config.out is not None:
+        given = (getattr(config, name) for name in Clouds._fields)
+        results.check_directory(config.out, _TASK, given)
+    return _shapes(config)
 
 
 def _shapes(config: Estimate) -> Clouds:

@@ -1,12 +1,13 @@
-"""Files that are written: whole or not at all, where they can be."""
+"""Files that are written: whole or not at all, where they can be; strict JSON."""
 
 import contextlib
+import math
 import os
 import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import BadInput
 
@@ -56,3 +57,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def strict(value: Any) -> Any:
+    """`value` with null for what JSON has no number for: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

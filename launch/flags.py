@@ -128,12 +128,12 @@ _OF_PROCESSES = (
     Flag(
         "start_seconds", "60", kinds.count(1), 300, "for all processes to come together"
     ),
-)
-_OF_RUNS = (
     Flag(
         *("watchdog_seconds", "60", kinds.DURATION, 600.0),
         "a process of several in which nothing moves for so long ends; 0: never",
     ),
+)
+_OF_RUNS = (
     Flag(
         *("checkpoint_seconds", "60", kinds.DURATION, 600.0),
         "time between two checkpoints in --out, from which resume goes on",

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -18,8 +18,8 @@ from . import checkpoint, data, devices, processes, rehearsal, report, results, 
 from .checkpoint import Interrupted, Keeper, Kept
 from .config import Command, Config, Resume
 from .data import Clouds, Input
-from .errors import BadInput, Elsewhere, complain
-from .processes import INTERRUPTED, PEER_LOST, Wanted, Watchdog
+from .errors import Refused
+from .processes import INTERRUPTED, PEER_LOST, Beat, Wanted, Watchdog
 from .progress import Log, Reporter, check_log
 from .tasks import Hooks, Watch
 
@@ -27,13 +27,16 @@ CONVERGED, BAD_INPUT, NOT_CONVERGED = 0, 2, 3
 _Command = TypeVar("_Command", bound=Command)
 
 
-def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int]) -> int:
+def run(
+    command: _Command, argv: Sequence[str], work: Callable[[_Command, Beat], int]
+) -> int:
     """Do `work` in every process of the job.
 
     Args:
         command: what is asked for.
         argv: the arguments that say so.
-        work: from the command to the exit code; :func:`solve` or one like it.
+        work: from the command to the exit code; :func:`solve` or one like it. It is
+            given what to call when something has moved.
 
     Returns:
         The exit code.
@@ -47,14 +50,12 @@ def run(command: _Command, argv: Sequence[str], work: Callable[[_Command], int])
     wanted = Wanted(*(getattr(command, name) for name in Wanted._fields))
     start = processes.choose(wanted, os.environ)
     if start is None:
-        return work(command)
+        return work(command, lambda _: None)
     print(processes.begin(start, command.start_seconds), file=sys.stderr, flush=True)
+    beat = Watchdog(command.watchdog_seconds).beat
     try:
-        code = work(command)
-    except Elsewhere:
-        code = BAD_INPUT
-    except BadInput as error:
-        complain("error", str(error))
+        code = processes.together(lambda: work(command, beat))
+    except Refused:
         code = BAD_INPUT
     except BaseException as error:
         # The others wait for this process; a regular end would wait for them.
@@ -86,10 +87,12 @@ def _without_local_processes(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def solve(command: Config | Resume) -> int:
+def solve(command: Config | Resume, beat: Beat) -> int:
     """Solve, or go on with what was not solved."""
-    config, kept, clouds, inputs = _agreed(command)
-    watchdog = Watchdog(command.watchdog_seconds)
+    found = processes.together(lambda: _opened(command), _facts)
+    config, kept, clouds, inputs = found
+    if config.out is not None:
+        processes.check_shared(f"--out={config.out}", config.out)
     first = jax.process_index() == 0
     log = Log(config.log_json if first else None)
     with jax.enable_x64(config.dtype == "float64"):
@@ -98,7 +101,7 @@ def solve(command: Config | Resume) -> int:
         log("start", config=_fields(config), **results.place(mesh))
         placed = clouds
         if jax.process_count() > 1:
-            placed = data.spread(clouds, mesh, config.dtype, watchdog.beat)
+            placed = data.spread(clouds, mesh, config.dtype, beat)
         keeper = Keeper(
             None if config.out is None else Path(config.out),
             _meta(config, inputs),
@@ -106,10 +109,10 @@ def solve(command: Config | Resume) -> int:
             checks=config.checkpoint_checks,
             known=kept.snapshots,
             sizes=clouds.sizes,
-            watchdog=watchdog,
+            beat=beat,
             log=log,
         )
-        watchdog.beat("the first iterations")
+        beat("the first iterations")
         try:
             known = {
                 term: checkpoint.resized(term, snapshot, placed.sizes)
@@ -124,16 +127,16 @@ def solve(command: Config | Resume) -> int:
             return INTERRUPTED
         finally:
             keeper.close()
-        watchdog.beat("writing results")
+        beat("writing results")
         record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
         if config.out is not None:
             results.write(config.out, config.task, record, arrays)
             checkpoint.remove(config.out)
-        watchdog.beat("asking the compiler for the memory")
-        # Compiled last: the results are safe.
-        record["temp_bytes_per_device"] = tasks.temp_bytes(config, mesh, placed)
-        if config.out is not None:
-            results.write_record(config.out, config.task, record)
+        if jax.process_count() == 1:
+            # Compiled last: the results are safe.
+            record["temp_bytes_per_device"] = tasks.temp_bytes(config, mesh, placed)
+            if config.out is not None:
+                results.write_record(config.out, config.task, record)
         log("end", **record)
         tell(report.summary(record, outcome.value_name))
         if config.out is not None:
@@ -156,35 +159,27 @@ def _both(reporter: Reporter | None, keeper: Keeper) -> Watch:
     return watch
 
 
-def _agreed(
-    command: Config | Resume,
-) -> tuple[Config, Kept, Clouds, dict[str, Input]]:
-    """What all processes are to solve, and what it is made of."""
-    error, found = None, None
-    try:
-        found = _opened(command)
-    except BadInput as refusal:
-        error = refusal
-    facts = {}
-    if found is not None:
-        config, kept, _, inputs = found
-        own = ("process_id", "local_device_ids")
-        told = {k: v for k, v in _fields(config).items() if k not in own}
-        facts = {
-            "flags": json.dumps(told),
-            "input files": json.dumps({k: v[1:] for k, v in inputs.items()}),
-            "checkpoints": str(
-                {k: int(s.iteration) for k, s in kept.snapshots.items()}
-            ),
-        }
-    processes.agree(error, facts | {"versions": json.dumps(results.versions())})
-    assert found is not None
-    if (out := found[0].out) is not None:
-        processes.check_shared(f"--out={out}", out)
-    return found
+class Found(NamedTuple):
+    """What is to be solved, and what it is made of."""
+
+    config: Config
+    kept: Kept
+    clouds: Clouds
+    inputs: dict[str, Input]
 
 
-def _opened(command: Config | Resume) -> tuple[Config, Kept, Clouds, dict[str, Input]]:
+def _facts(found: Found) -> dict[str, str]:
+    """What must be the same for all processes."""
+    iterations = {k: int(s.iteration) for k, s in found.kept.snapshots.items()}
+    return {
+        "flags": found.config.common(),
+        "input files": json.dumps(_described(found.inputs)),
+        "checkpoints": str(iterations),
+        "versions": json.dumps(results.versions()),
+    }
+
+
+def _opened(command: Config | Resume) -> Found:
     devices.require(command.require)
     kept = Kept({}, {})
     if isinstance(command, Resume):
@@ -202,7 +197,7 @@ def _opened(command: Config | Resume) -> tuple[Config, Kept, Clouds, dict[str, I
     clouds, inputs = data.load(config)
     if isinstance(command, Resume) and _described(inputs) != kept.meta["inputs"]:
         raise checkpoint.refused(command.run, "is of other input than is there now")
-    return config, kept, clouds, inputs
+    return Found(config, kept, clouds, inputs)
 
 
 def _meta(config: Config, inputs: dict[str, Input]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from . import (
     using,
 )
 from .config import Command, Config, Estimate, Resume, Use
-from .errors import BadInput, Elsewhere, complain
+from .errors import BadInput, complain
 from .job import BAD_INPUT, CONVERGED
 
 _TABLES = (tasks.TASKS, uses.USES)
@@ -49,8 +49,6 @@ def main(argv: Sequence[str]) -> int:
         command = configs.resolve(positional, values, given, _KINDS)
         with cache.kept(command.compilation_cache):
             return _do(command, argv)
-    except Elsewhere:
-        return BAD_INPUT
     except BadInput as error:
         complain("error", str(error))
         return BAD_INPUT

@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .errors import BadInput, Elsewhere
+from .errors import BadInput, Refused, complain
 from .files import nearest
 
 PEER_LOST, INTERRUPTED = 5, 6
@@ -26,6 +26,10 @@ _ENVIRONMENT = {
     "num_processes": "JAX_NUM_PROCESSES",
     "process_id": "JAX_PROCESS_ID",
 }
+
+
+_Made = TypeVar("_Made")
+Beat = Callable[[str], None]
 
 
 class Wanted(NamedTuple):
@@ -187,36 +191,57 @@ def begin(start: Start, timeout: int) -> str:
     )
 
 
-def agree(error: BadInput | None, facts: Mapping[str, str]) -> None:
-    """Go on only if every process can, and all mean the same job.
+def together(
+    attempt: Callable[[], _Made],
+    facts: Callable[[_Made], Mapping[str, str]] = lambda _: {},
+) -> _Made:
+    """What `attempt` returns, if it does so in every process and all mean the same.
+
+    All processes call it. Where one refuses its input it says so, and all end: also if
+    it does between two calls, since the others come to the second one.
 
     Args:
-        error: what this process cannot go on for.
-        facts: what must be the same everywhere, by what it is.
+        attempt: what may refuse its input; it may call this function too.
+        facts: what must be the same everywhere of what was returned, by what it is.
 
     Raises:
-        BadInput: `error`, on the first process that has one; on process 0, if facts
-            differ.
-        Elsewhere: on all others.
+        BadInput: in a process that is alone.
+        Refused: in all of several.
     """
     if jax.process_count() == 1:
-        if error:
-            raise error
+        return attempt()
+    try:
+        made = attempt()
+    except BadInput as error:
+        if _first_refusal(True) == jax.process_index():
+            complain("error", str(error))
+        raise Refused from None
+    if _first_refusal(False) is not None:
+        raise Refused
+    _compare(facts(made))
+    return made
+
+
+def _first_refusal(own: bool) -> int | None:
+    """The first process that refuses, if one does; all ask."""
+    refusing = np.flatnonzero(_gathered([own]))
+    return int(refusing[0]) if len(refusing) else None
+
+
+def _compare(facts: Mapping[str, str]) -> None:
+    if not facts:
         return
-    failed = np.flatnonzero(_gathered([error is not None]))
-    if len(failed):
-        if error and failed[0] == jax.process_index():
-            raise error
-        raise Elsewhere(f"process {failed[0]} cannot go on")
     every = _gathered([zlib.crc32(text.encode()) for text in facts.values()])
     for column, (name, text) in enumerate(facts.items()):
         apart = np.flatnonzero(every[:, column] != every[0, column])
         if len(apart):
-            message = (
-                f"processes disagree about {name}: process 0 has {text!r}, process "
-                f"{apart[0]} another: start all with the same files and packages"
-            )
-            raise (Elsewhere if jax.process_index() else BadInput)(message)
+            if jax.process_index() == 0:
+                complain(
+                    "error",
+                    f"processes disagree about {name}: process 0 has {text!r}, process "
+                    f"{apart[0]} another: start all with the same files and packages",
+                )
+            raise Refused
 
 
 def _gathered(own: Sequence[int]) -> np.ndarray:
@@ -228,18 +253,15 @@ def check_shared(label: str, folder: str) -> None:
     """Refuse a folder that is not the same one for all processes, which all ask.
 
     Raises:
-        BadInput: on the first process for which it is not.
-        Elsewhere: on all others.
+        Refused: if it is not.
     """
     if jax.process_count() == 1:
         return
     number = multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32)))
     mark = nearest(folder) / f".ott-shard-{int(number):08x}"
-    error, deadline = None, time.monotonic() + _MARK_SECONDS
-    try:
-        if jax.process_index() == 0:
-            mark.touch()
-        agree(None, {})
+
+    def look() -> None:
+        deadline = time.monotonic() + _MARK_SECONDS
         while not mark.exists():  # a network may take a moment
             if time.monotonic() > deadline:
                 raise BadInput(
@@ -247,10 +269,12 @@ def check_shared(label: str, folder: str) -> None:
                     "process 0 writes: name a directory that all of them share"
                 )
             time.sleep(0.1)
-    except BadInput as refusal:
-        error = refusal
+
     try:
-        agree(error, {})
+        if jax.process_index() == 0:
+            mark.touch()
+        together(lambda: None)  # it is written now
+        together(look)
     finally:
         if jax.process_index() == 0:
             mark.unlink(missing_ok=True)
@@ -282,7 +306,8 @@ class Watchdog:
             time.sleep(min(1.0, self._seconds / 10))
         give_up(
             f"process {jax.process_index()} of {jax.process_count()}: nothing has "
-            f"moved for {self._seconds:g} s in {self._doing}: a peer is lost or stuck",
+            f"moved for {self._seconds:g} s in {self._doing}: a peer is lost or stuck, "
+            "or --watchdog_seconds is too short",
             PEER_LOST,
         )
 

@@ -11,7 +11,7 @@ import ott_shard as otts
 
 from .config import Config
 from .errors import BadInput
-from .files import check_folder, not_writable
+from .files import check_folder, not_writable, strict
 from .sources import split
 
 # Short runs print no progress.
@@ -44,7 +44,7 @@ class Log:
         """Add an event."""
         if self._path is None:
             return
-        line = _strict({"event": event, "time": time.time()} | values)
+        line = strict({"event": event, "time": time.time()} | values)
         self._waiting += json.dumps(line) + "\n"
         self._count += 1
         if self._count > 1:
@@ -52,14 +52,6 @@ class Log:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(self._waiting)
             self._waiting = ""
-
-
-def _strict(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
 
 
 def check_log(path: str | None, others: Iterable[str | None]) -> None:
@@ -71,7 +63,7 @@ def check_log(path: str | None, others: Iterable[str | None]) -> None:
     if path is None:
         return
     label = f"--log_json={path}"
-    if not path or Path(path).is_dir():
+    if Path(path).is_dir():
         raise BadInput(f"{label}: is a folder: name a file")
     if Path(path).resolve() in {Path(split(o)[0]).resolve() for o in others if o}:
         raise BadInput(f"{label}: is input of the run: name another file")
@@ -98,7 +90,7 @@ class Reporter:
         self._config, self._log, self._clock = config, log, clock
         self._last = now = clock()
         self._next = now + min(config.progress_seconds, _FIRST_LINE_SECONDS)
-        self._term, self._seen = "", [(0, math.inf, math.inf)]
+        self._term, self._seen = "", []
 
     def __call__(self, term: str, now: otts.Snapshot) -> None:
         """One check of a term."""

@@ -66,7 +66,9 @@ def summary(record: dict[str, Any], value_name: str) -> str:
     if isinstance(iterations, list):
         counts = zip(iterations, record["terms"], strict=True)
         iterations = ", ".join(f"{count} ({term})" for count, term in counts)
-    in_mib = "unknown" if memory is None else f"{memory / 2**20:.2f} MiB per device"
+    in_mib = "unknown" if record["processes"] == 1 else "see ott-shard estimate"
+    if memory is not None:
+        in_mib = f"{memory / 2**20:.2f} MiB per device"
     lines |= {
         "iterations": iterations,
         "epsilon": _number(record["epsilon"]),

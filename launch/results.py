@@ -1,27 +1,26 @@
 """Result files: a record in JSON and arrays, of a run or of a use of one."""
 
+import functools
 import importlib.metadata
 import json
-import math
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 import ott_shard as otts
 
-from . import saved, sources
+from . import processes, saved, sources
 from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
-from .files import check_folder, not_writable, replacing
+from .files import check_folder, not_writable, replacing, strict
 from .saved import Run
 from .tasks import TASKS, TERMS, Outcome
 from .uses import USES
@@ -110,10 +109,10 @@ def of_run(
         "d": clouds.x.shape[1],
         "dtype": config.dtype,
         "seconds": outcome.seconds,
-        "temp_bytes_per_device": None,  # it is known later, see job
+        "temp_bytes_per_device": None,  # known later, in one process: see job
         **place(mesh),
     }
-    return _strict(record), arrays
+    return strict(record), arrays
 
 
 def of_use(
@@ -196,17 +195,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def _strict(value: Any) -> Any:
-    """`value` with null for what JSON has no number for: NaN and infinities."""
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def write(
     out: str,
     task: str,
@@ -220,60 +208,80 @@ def write(
     them see.
 
     Raises:
-        BadInput: if the directory cannot be written to after all.
+        BadInput, Refused: as `processes.together`, if the directory cannot be written
+            to after all.
     """
     directory = Path(out)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if jax.process_index() == 0:
-            for stale in _replaced(directory, task):
-                stale.unlink(missing_ok=True)
-        for name, made in arrays.items():
-            if isinstance(made, Rows):
-                _save(directory / f"{name}.npy", made)
-            else:
-                with replacing(directory / f"{name}.png") as file:
-                    file.write(made)
-    except OSError as error:
-        raise not_writable(f"--out={out}", error) from None
+    _step(out, lambda: _begin(directory, task))
+    for name, made in arrays.items():
+        if isinstance(made, Rows):
+            for step in _saving(directory / f"{name}.npy", made):
+                _step(out, step)
+        else:
+            _step(out, functools.partial(_put, directory / f"{name}.png", made))
     write_record(out, task, record)
 
 
 def write_record(out: str, task: str, record: dict[str, Any]) -> None:
-    """Write the record alone, over the last one.
+    """Write the record alone, over the last one; all processes call it.
 
     Raises:
-        BadInput: if it cannot be.
+        BadInput, Refused: as :func:`write`.
     """
-    if jax.process_index():
-        return
-    try:
-        with replacing(Path(out) / files_of(task)[0]) as file:
-            text = json.dumps(record, indent=2, allow_nan=False)
-            file.write(f"{text}\n".encode())
-    except OSError as error:
-        raise not_writable(f"--out={out}", error) from None
+    text = json.dumps(record, indent=2, allow_nan=False)
+    _step(out, lambda: _put(Path(out) / files_of(task)[0], f"{text}\n".encode()))
 
 
-def _save(path: Path, rows: Rows) -> None:
-    """One .npy file, to which each process writes the rows that it has."""
+def _step(out: str, step: Callable[[], None]) -> None:
+    """What all processes take part in, or are refused."""
+
+    def attempt() -> None:
+        try:
+            step()
+        except OSError as error:
+            raise not_writable(f"--out={out}", error) from None
+
+    processes.together(attempt)
+
+
+def _begin(directory: Path, task: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0:
+        for stale in _replaced(directory, task):
+            stale.unlink(missing_ok=True)
+
+
+def _put(path: Path, content: bytes | np.ndarray) -> None:
+    if jax.process_index() == 0:
+        with replacing(path) as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                np.save(file, content)
+
+
+def _saving(path: Path, rows: Rows) -> list[Callable[[], None]]:
+    """The steps to one .npy file, to which each process writes the rows that it has."""
     array, size = rows
     part, first = path.with_name(f".{path.name}.part"), jax.process_index() == 0
     if isinstance(array, np.ndarray) or array.is_fully_addressable:
+        return [lambda: _put(path, np.asarray(array)[:size])]
+
+    def begin() -> None:
         if first:
-            with replacing(path) as file:
-                np.save(file, np.asarray(array)[:size])
-        return
-    shape = (size, *array.shape[1:])
-    if first:
-        np.lib.format.open_memmap(part, "w+", array.dtype, shape).flush()
-    multihost_utils.sync_global_devices(f"{path.name} begun")
-    file = np.lib.format.open_memmap(part, "r+")
-    for shard in array.addressable_shards:
-        start, stop, _ = shard.index[0].indices(array.shape[0])
-        if shard.replica_id == 0 and start < size:
-            file[start : min(stop, size)] = np.asarray(shard.data)[: size - start]
-    file.flush()
-    multihost_utils.sync_global_devices(f"{path.name} written")
-    if first:
-        part.replace(path)
+            shape = (size, *array.shape[1:])
+            np.lib.format.open_memmap(part, "w+", array.dtype, shape).flush()
+
+    def fill() -> None:
+        file = np.lib.format.open_memmap(part, "r+")
+        for shard in array.addressable_shards:
+            start, stop, _ = shard.index[0].indices(array.shape[0])
+            if shard.replica_id == 0 and start < size:
+                file[start : min(stop, size)] = np.asarray(shard.data)[: size - start]
+        file.flush()
+
+    def end() -> None:
+        if first:
+            part.replace(path)
+
+    return [begin, fill, end]

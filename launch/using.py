@@ -1,5 +1,8 @@
 """A use of a finished run, from its command to its exit code."""
 
+import zlib
+from typing import NamedTuple
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -9,19 +12,25 @@ from .config import Apply, Match, Use
 from .data import Input
 from .errors import BadInput, complain
 from .job import CONVERGED, NOT_CONVERGED, tell
+from .processes import Beat
 from .results import Rows
 from .saved import Arrays, Run
 
 
-def use(command: Use) -> int:
+class Found(NamedTuple):
+    """The run that is used, and the file that is used with it."""
+
+    run: Run
+    arrays: Arrays
+    numbers: np.ndarray | None
+    file: Input | None
+
+
+def use(command: Use, beat: Beat) -> int:
     """Do a task with the plan of a finished run."""
-    error, found = None, None
-    try:
-        found = _opened(command)
-    except BadInput as refusal:
-        error = refusal
-    processes.agree(error, {"versions": str(results.versions())})
-    assert found is not None
+    found = processes.together(
+        lambda: _opened(command), lambda found: _facts(command, found)
+    )
     run, arrays, numbers, file = found
     processes.check_shared(f"--out={command.folder}", command.folder)
     with jax.enable_x64(run.problem.dtype == "float64"):
@@ -31,8 +40,10 @@ def use(command: Use) -> int:
             complain("warning", report.warning(run))
         sizes = arrays.clouds.sizes
         if jax.process_count() > 1:
-            arrays, numbers = _spread(command, mesh, run, arrays, numbers)
+            arrays, numbers = _spread(command, mesh, run, arrays, numbers, beat)
+        beat(f"the work of {command.task}")
         made = uses.perform(command, mesh, run, arrays, numbers)
+        beat("writing results")
         rows = {k: _own(command, sizes, z) for k, z in made.arrays.items()}
         record = results.of_use(command, mesh, run, file, rows, made.seconds)
         tell(report.summary_of_use(record))
@@ -41,29 +52,34 @@ def use(command: Use) -> int:
     return CONVERGED if run.converged else NOT_CONVERGED
 
 
-def _opened(
-    command: Use,
-) -> tuple[Run, Arrays, np.ndarray | None, Input | None]:
-    """The run, and the file that is used with it."""
+def _opened(command: Use) -> Found:
     uses.check_possible(command)
     devices.require(command.require)
     run = saved.read(command.run)
     inputs = [file.source for file in run.inputs.values()]
     results.check_directory(command.folder, command.task, [*inputs, command.source])
-    return run, saved.load(run), *data.of_use(command, run.problem.dtype)
+    arrays = saved.load(run)
+    numbers, file = data.of_use(command, run.problem.dtype)
+    if jax.process_count() > 1:
+        _check_sizes(command, arrays.clouds.sizes, numbers)
+    return Found(run, arrays, numbers, file)
 
 
-def _spread(
-    command: Use, mesh: Mesh, run: Run, arrays: Arrays, numbers: np.ndarray | None
-) -> tuple[Arrays, np.ndarray | None]:
-    """Everything with padding, clouds and weights on the devices of all processes.
+def _facts(command: Use, found: Found) -> dict[str, str]:
+    """What must be the same for all processes."""
+    potentials = [zlib.crc32(z.data) for z in (found.arrays.f, found.arrays.g)]
+    return {
+        "flags": command.common(),
+        "the run": str([*found.run[1:], potentials]),
+        "the input file": str(found.file and found.file[1:]),
+        "versions": str(results.versions()),
+    }
 
-    Raises:
-        BadInput: for what padding would hide.
-    """
-    sizes = arrays.clouds.sizes
-    clouds = data.spread(arrays.clouds, mesh, run.problem.dtype)
-    f, g = map(_padded, (arrays.f, arrays.g), clouds.sizes)
+
+def _check_sizes(
+    command: Use, sizes: tuple[int, int], numbers: np.ndarray | None
+) -> None:
+    """Refuse what padding would hide from the library."""
     if isinstance(command, Match) and command.k > sizes[command.axis]:
         raise BadInput(f"--k={command.k}: must be at most {sizes[command.axis]}")
     if isinstance(command, Apply) and numbers is not None:
@@ -73,6 +89,20 @@ def _spread(
                 f"--v={command.v}: must have {wanted} rows, one for each point, got "
                 f"shape {numbers.shape}"
             )
+
+
+def _spread(
+    command: Use,
+    mesh: Mesh,
+    run: Run,
+    arrays: Arrays,
+    numbers: np.ndarray | None,
+    beat: Beat,
+) -> tuple[Arrays, np.ndarray | None]:
+    """Everything with padding, clouds and weights on the devices of all processes."""
+    clouds = data.spread(arrays.clouds, mesh, run.problem.dtype, beat)
+    f, g = map(_padded, (arrays.f, arrays.g), clouds.sizes)
+    if isinstance(command, Apply) and numbers is not None:
         numbers = _padded(numbers, clouds.sizes[command.axis])
     return Arrays(clouds, f, g), numbers
 

@@ -9,9 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.sparse import BCOO
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 from ott_shard import _checks, operators, sampling
 from ott_shard.operators import Pairs
@@ -157,6 +154,8 @@ def _complete(problem: Problem, found: Found, n: int) -> tuple[np.ndarray, np.nd
         edges = np.concatenate([edges, candidates])
         # Of equal points all have the same largest entries.
         tied = 2 * len(rows) > left
+    from scipy.optimize import linear_sum_assignment  # 20 MiB that few need
+
     costs = np.asarray(_reduced_costs(problem, found, rows, cols), np.float64)
     try:
         i, j = linear_sum_assignment(costs)
@@ -231,6 +230,9 @@ def _greedy(n: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _best(n: int, edges: np.ndarray) -> np.ndarray:
     """The matching of least cost along edges, of which some make one."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
     _, first = np.unique(edges["i"] * np.int64(n) + edges["j"], return_index=True)
     edges = edges[first]
     # The same for all, it changes nothing but that no cost is 0, which is no edge.

@@ -175,7 +175,8 @@ def place_rows(
     for device, index in (
         _split(mesh, axes).addressable_devices_indices_map(whole).items()
     ):
-        holders[index[0].indices(whole[0])[:2]].append(device)  # pyright: ignore
+        assert index is not None
+        holders[index[0].indices(whole[0])[:2]].append(device)
     for (start, stop), devices in sorted(holders.items()):
         part = np.empty((stop - start, *shape[1:]), dtype)
         own, extra = np.split(part, [max(0, shape[0] - start)])

@@ -1,9 +1,11 @@
 """Statistics of the costs on one device, tile by tile."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ott_shard.costs import BilinearCost
 from ott_shard.pairwise import inner
@@ -41,22 +43,31 @@ def local_moments(block: Block, operands: Operands, b: jax.Array) -> Moments:
     """
     (cost, centre, _), x, (y, _) = operands
 
+    # A product is faster than sums, and XLA keeps some memory for every sum over a tile
+    # until a program ends, on CPU.
+    summed = functools.partial(jnp.dot, precision=block.precision)
+
     def body(carry, x, cols, keep):
         y, b = cols
         b = jnp.where(keep, b, 0.0)
         costs = cost.pairwise(x - centre, y - centre, block.precision)
         counts = keep & (costs != jnp.inf)
-        share = jnp.where(counts, b, 0.0)
-        weight = share.sum(axis=1)
+        weight = summed(counts.astype(b.dtype), b)
+        top = _largest(jnp.where(counts, costs, -jnp.inf))
         costs = jnp.where(counts, costs, 0.0)
-        mean = (share * costs).sum(axis=1) / jnp.where(weight > 0, weight, 1.0)
-        deviation = (share * jnp.square(costs - mean[:, None])).sum(axis=1)
-        top = jnp.where(counts, costs, -jnp.inf).max(axis=1)
-        return carry.merge(Moments(weight, mean, deviation, top))
+        mean = summed(costs, b) / jnp.where(weight > 0, weight, 1.0)
+        squares = jnp.where(counts, jnp.square(costs - mean[:, None]), 0.0)
+        return carry.merge(Moments(weight, mean, summed(squares, b), top))
 
     zero = jnp.zeros((), b.dtype)
     init = Moments(zero, zero, zero, jnp.full_like(zero, -jnp.inf))
     return fold_tiles(body, init, x, (y, b), b > 0, block)
+
+
+def _largest(z: jax.Array) -> jax.Array:
+    """Of each row; written out, for XLA's own maximum keeps memory as its sums do."""
+    least = jnp.full((), -jnp.inf, z.dtype)
+    return lax.reduce(z, least, lambda a, b: lax.select(a > b, a, b), (1,))
 
 
 def local_cost_size(

@@ -13,7 +13,7 @@ from array_files import cloud, write_deflated, write_npy
 import ott_shard as otts
 from launch import config, data, estimate, flags
 from launch.data import Clouds
-from launch.errors import BadInput, Elsewhere
+from launch.errors import Refused
 from launch.formats import Sliced, Source
 from launch.main import _KINDS
 from launch.sources import _Checked, open_source
@@ -98,23 +98,28 @@ def test_spread_in_blocks(block, dtype, tmp_path, spans, monkeypatch):
     assert len(beats) > len(spans)
 
 
-def test_an_error_while_rows_are_read_is_told_to_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("broken", [True, False])
+def test_an_error_while_rows_are_read_is_told_to_all(
+    broken, tmp_path, monkeypatch, capsys
+):
+    """By the process that reads them; this one ends too if it is another."""
     path, _ = write_npy(tmp_path, cloud())
-    source = open_source("--x=x.npy", str(path))
+    source, fine = open_source("--x=x.npy", str(path)), Sliced(cloud(9))
     os.truncate(path, 9000)
     told = []
 
-    def agree(error, facts):
-        told.append(str(error))
-        raise error or Elsewhere("process 1 cannot go on")
+    def gathered(own):
+        told.append(own)
+        return np.array([own, [not own[0]]])
 
-    monkeypatch.setattr(data.processes, "agree", agree)
-    mesh, fine = otts.make_mesh(1, 1), Sliced(cloud(9))
-    with pytest.raises(BadInput, match="--x=x.npy: is not a whole .npy file"):
-        data.spread(Clouds(source, fine, None, None), mesh, "float32")
-    with pytest.raises(Elsewhere):
-        data.spread(Clouds(fine, fine, None, None), mesh, "float32")
-    assert told[1] == "None"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(data.processes, "_gathered", gathered)
+    with pytest.raises(Refused):
+        clouds = Clouds(source if broken else fine, fine, None, None)
+        data.spread(clouds, otts.make_mesh(1, 1), "float32")
+    assert told == [[broken]]
+    said = capsys.readouterr().err
+    assert ("--x=x.npy: is not a whole .npy file" in said) == broken
 
 
 MEASURED = """

@@ -1,4 +1,4 @@
-"""Jobs of several processes: how they start, agree, end, and go on."""
+"""Jobs of several processes: how they agree, end, and go on."""
 
 import contextlib
 import json
@@ -13,100 +13,10 @@ import numpy as np
 import pytest
 from array_files import write_h5, write_parquet, write_zarr
 
-from launch import checkpoint, job, processes, rehearsal
-from launch.errors import BadInput
+from launch import checkpoint, rehearsal
 from launch.main import main
-from launch.processes import Wanted
 
 ROOT = Path(__file__).parent.parent
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_NODELIST": "node[0-3]",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-}
-BY_HAND = Wanted("node0:1234", 4, 0)
-
-
-# ------------------------------------------------------------------------- start-up
-
-
-@pytest.mark.parametrize(
-    ("wanted", "environ", "method", "words"),
-    [
-        (Wanted(), {}, None, ""),
-        (Wanted(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, None, ""),
-        (BY_HAND, {}, "deactivate", "by --coordinator_address, --num_processes"),
-        (BY_HAND, SLURM, "deactivate", "by --coordinator_address"),
-        (Wanted(), SLURM, "slurm", "task 2 of 4 of SLURM"),
-        (
-            Wanted(process_id=1),
-            {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2"},
-            "deactivate",
-            "by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, --process_id",
-        ),
-        (
-            Wanted(),
-            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-            | {"OMPI_MCA_orte_hnp_uri": "x"},
-            "ompi",
-            "rank 1 of 2 of Open MPI",
-        ),
-        (
-            Wanted(),
-            {"KUBERNETES_SERVICE_HOST": "h", "JOB_COMPLETION_INDEX": "3"},
-            "k8s",
-            "pod 3",
-        ),
-    ],
-)
-def test_how_a_process_starts(wanted, environ, method, words):
-    """Flags beat the environment, which beats the cluster."""
-    start = processes.choose(wanted, environ)
-    assert (start and start.method) == method
-    if start:
-        assert words in start.why
-
-
-@pytest.mark.parametrize(
-    ("more", "ids"),
-    [
-        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}, tuple(range(8))),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_GPUS_ON_NODE": "2"}, (0, 1)),
-        ({"SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "3"}, (0,)),
-        ({"SLURM_NTASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None),
-        ({}, None),
-    ],
-)
-def test_a_task_has_all_its_gpus(more, ids):
-    """One task on a node of 8 GPUs gets 8, where JAX by itself would take one."""
-    start = processes.choose(Wanted(), SLURM | more)
-    assert start.wanted.local_device_ids == ids
-    start = processes.choose(Wanted(local_device_ids=(1,)), SLURM | more)
-    assert start.wanted.local_device_ids == (1,)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "environ", "words"),
-    [
-        (Wanted(num_processes=2), {}, "--coordinator_address is missing"),
-        (Wanted("h:1", 2), {}, "--process_id is missing"),
-        (Wanted("h:1", 2, 2), {}, "--process_id=2: must be less than"),
-        (Wanted("h", 2, 1), {}, "--coordinator_address=h: must be HOST:PORT"),
-        (
-            Wanted("h:1", 2),
-            {"JAX_PROCESS_ID": "one"},
-            "JAX_PROCESS_ID=one: must be a number",
-        ),
-    ],
-)
-def test_half_of_a_job_is_refused(wanted, environ, words):
-    with pytest.raises(BadInput, match=words):
-        processes.choose(wanted, environ)
-
-
-# ---------------------------------------------------------------------------- jobs
 
 
 @pytest.fixture(scope="module")
@@ -227,15 +137,27 @@ def close(got, want):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--x=x.npy --y=missing.npy", "--y=missing.npy: no such file"),
-        ("--x=x.npy --y=y.npy --a=short.npy", "--a: must have shape (203,)"),
+        ("solve --x=nan.npy --y=y.npy", "x must be finite, got NaN or inf in row 0"),
         pytest.param(
-            *("--x=nan.npy --y=y.npy", "x must be finite, got NaN or inf in row 0"),
+            *("solve --x=x.npy --y=y.npy --mesh=3x1", "--mesh=3x1: needs 3 devices"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("solve --x=x.npy --y=y.npy --a=short.npy", "--a: must have shape (203,)"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("apply --run=alone --v=short.npy", "--v=short.npy: must have 203 rows"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            *("transport --run=alone --points=short.npy", "--points=short.npy: "),
             marks=pytest.mark.wide,
         ),
     ],
 )
-def test_bad_input_is_said_once_and_ends_all(folder, flags, words):
+def test_bad_input_is_said_once_and_ends_all(folder, alone, flags, words):
+    """Whether before numbers are read, by who reads them, or by the library in all."""
     refused(folder, flags, words)
 
 
@@ -248,23 +170,25 @@ def test_rows_that_one_process_cannot_read_end_all(folder):
     table = pa.table([np.zeros(n), np.ones(n), pa.array(column)], ["u", "v", "w"])
     pytest.importorskip("pyarrow.parquet").write_table(table, folder / "gap.parquet")
     words = "--x=gap.parquet: w[262144:327680] has nulls: fill them"
-    refused(folder, "--x=gap.parquet --y=y.npy", words)
+    refused(folder, "solve --x=gap.parquet --y=y.npy", words)
 
 
 def refused(folder, flags, words):
     before = time.monotonic()
     job = "--cpu_devices=1 --local_processes=2 --out=refused"
-    code, _, error = run(folder, f"solve {flags} {job}")
+    code, _, error = run(folder, f"{flags} {job}")
     assert code == 2 and words in error
-    assert error.count("ott-shard: error") == 1 and "Traceback" not in error
+    said = "".join(p.read_text() for p in (folder / "refused/logs").iterdir())
+    assert said.count("ott-shard: error") == error.count("ott-shard: error") == 1
+    assert "Traceback" not in said
     assert time.monotonic() - before < 60
-    assert not (folder / "refused" / "result.json").exists()
+    assert [path.name for path in (folder / "refused").iterdir()] == ["logs"]
 
 
-def in_two(folder, lines, seconds=90):
+def in_two(folder, lines, seconds=90, watchdog=60):
     """[(exit code, stdout + stderr)] of two processes that are started by hand."""
     port = rehearsal.free_port()
-    common = "--cpu_devices=1 --num_processes=2 --watchdog_seconds=60 "
+    common = f"--cpu_devices=1 --num_processes=2 --watchdog_seconds={watchdog} "
     common += f"--coordinator_address=localhost:{port}"
     with contextlib.ExitStack() as stack:
         jobs = [
@@ -371,19 +295,48 @@ def test_interrupted_and_resumed(folder, whole, before, after):
     assert not (folder / out / checkpoint.NAME).exists()
 
 
-@pytest.mark.wide
-def test_a_killed_process_ends_the_others_and_the_job_goes_on(folder):
-    """SIGKILL of one of two started by hand; resumed in two."""
+def ended_by(number, folder, out):
+    """What process 0 says, and after how long, if process 1 is sent a signal."""
     common = f"{LONG} --cpu_devices=1 --num_processes=2 --watchdog_seconds=20 "
-    common += f"--coordinator_address=localhost:{rehearsal.free_port()} --out=killed"
+    common += f"--coordinator_address=localhost:{rehearsal.free_port()} --out={out}"
     lines = [f"{common} --process_id={k}" for k in range(2)]
     with begun(folder, lines[0]) as one, begun(folder, lines[1]) as other:
-        wait_for((folder / "killed" / checkpoint.NAME).exists)
-        other.kill()
+        wait_for((folder / out / checkpoint.NAME).exists)
+        other.send_signal(number)
         before = time.monotonic()
         _, error = one.communicate(timeout=60)
     assert one.returncode == 5, error
-    assert "a peer" in error and time.monotonic() - before < 40
+    return error, time.monotonic() - before
+
+
+@pytest.mark.wide
+def test_a_stuck_process_ends_the_others(folder):
+    """Stopped, not lost: its connections are there, and nothing comes of them."""
+    error, seconds = ended_by(signal.SIGSTOP, folder, "stuck")
+    line = "process 0 of 2: nothing has moved for 20 s in xy, after iteration "
+    assert line in error and error.count("ott-shard: error") == 1
+    assert 15 < seconds < 40
+
+
+@pytest.mark.wide
+def test_a_use_that_is_stuck_ends(folder, alone):
+    """The one that does not come to a collective, and the one that waits in it."""
+    patch = "import time\nfrom launch import uses\nuses.perform = lambda *_: "
+    lines = [
+        (folder, "match --run=alone --k=2 --out=stuck_use", text)
+        for text in ("", f"{patch}time.sleep(600)\n")
+    ]
+    for code, said in in_two(folder, lines, watchdog=10):
+        assert code == 5
+        assert "nothing has moved for 10 s in the work of match" in said
+    assert not (folder / "stuck_use").exists()
+
+
+@pytest.mark.wide
+def test_a_killed_process_ends_the_others_and_the_job_goes_on(folder):
+    """SIGKILL of one of two started by hand; resumed in two."""
+    error, seconds = ended_by(signal.SIGKILL, folder, "killed")
+    assert "a peer" in error and seconds < 40
     again = "resume --run=killed --cpu_devices=1 --local_processes=2"
     code, _, error = run(folder, again)
     assert code == 0, error
@@ -417,31 +370,3 @@ def test_checkpoints_that_are_refused(folder, tmp_path, monkeypatch, capsys):
         assert [p.name for p in tmp_path.iterdir()] == [checkpoint.NAME] * bool(
             content is not None
         )
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("resume", "--run is missing"),
-        ("resume --run=d --out=e", "--out=e: results go to the folder of the run"),
-        ("resume --run=d --epsilon=1", "--epsilon is for solve or divergence"),
-        ("solve --demo=discs --local_processes=0", "local_processes"),
-        ("solve --demo=discs --num_processes=2", "--coordinator_address is missing"),
-        ("solve --demo=discs --local_device_ids=0,0", "local_device_ids"),
-        ("solve --demo=discs --watchdog_seconds=-1", "watchdog_seconds"),
-        ("solve --demo=discs --checkpoint_checks=0", "checkpoint_checks"),
-    ],
-)
-def test_refused_in_one_line(typed, words, capsys):
-    assert main(typed.split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ott-shard: error: ") and error.count("\n") == 1
-    assert words in error
-
-
-@pytest.mark.parametrize(
-    "typed",
-    ["a --local_processes=2 b", "a --local_processes 2 b", "a -local_processes=2 b"],
-)
-def test_children_are_not_told_to_have_children(typed):
-    assert job._without_local_processes(typed.split()) == ["a", "b"]

@@ -99,18 +99,9 @@ def test_what_is_in_a_file_counts_and_not_its_name(tmp_path):
 # Hdf5, zarr and parquet
 
 
-@pytest.fixture
-def h5ad(tmp_path):
-    return write_h5ad(tmp_path, sparse())
-
-
-@pytest.fixture
-def table(tmp_path):
-    return write_table(tmp_path)
-
-
-def test_anndata(h5ad):
+def test_anndata(tmp_path):
     x = sparse()
+    h5ad = write_h5ad(tmp_path, x)
     source = opened(h5ad, "X")
     assert (source.shape, source.dtype) == (x.shape, x.dtype)
     for start, stop in SPANS:
@@ -139,9 +130,8 @@ def test_sparse_entries_at_one_place_add_up(tmp_path):
         ("indptr", 10**6, "is not a whole HDF5"),
     ],
 )
-def test_a_broken_sparse_matrix_is_refused(h5ad, part, value, words):
-    import h5py
-
+def test_a_broken_sparse_matrix_is_refused(tmp_path, part, value, words):
+    h5py, h5ad = pytest.importorskip("h5py"), write_h5ad(tmp_path, sparse())
     with h5py.File(h5ad, "a") as file:
         file[f"X/{part}"][10] = value
     with pytest.raises(BadInput, match=words):
@@ -178,8 +168,8 @@ def test_hdf5_behind_a_block_of_another_format(tmp_path):
     np.testing.assert_array_equal(opened(tmp_path / "x.mat", "x").rows(0, N), cloud())
 
 
-def test_columns_of_a_table(table):
-    path, columns = table
+def test_columns_of_a_table(tmp_path):
+    path, columns = write_table(tmp_path)
     for key in ("i,f", "f,i", "f,half", "b,i", "b", "half", "a,b", "i,"):
         names = [key] if key in columns else key.strip(",").split(",")
         want = np.stack([columns[name] for name in names], axis=1)
@@ -190,8 +180,8 @@ def test_columns_of_a_table(table):
             np.testing.assert_array_equal(source.rows(start, stop), want[start:stop])
 
 
-def test_nulls_are_refused_where_they_are(table):
-    source = opened(table[0], "gap")
+def test_nulls_are_refused_where_they_are(tmp_path):
+    source = opened(write_table(tmp_path)[0], "gap")
     np.testing.assert_array_equal(source.rows(0, 60), np.ones(60))
     with pytest.raises(BadInput, match=r"#gap: gap\[60:63\] has nulls: fill them"):
         source.rows(60, 63)

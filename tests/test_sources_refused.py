@@ -27,16 +27,6 @@ from launch.errors import BadInput
 from launch.sources import open_source
 
 
-@pytest.fixture
-def h5ad(tmp_path):
-    return write_h5ad(tmp_path, sparse())
-
-
-@pytest.fixture
-def table(tmp_path):
-    return write_table(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with bad files of the formats that need no library."""
@@ -144,7 +134,8 @@ def test_refused_in_one_line(text, words, folder, monkeypatch):
     refused(text, f": {words}", *([": write it"] if "is not a whole" in words else []))
 
 
-def test_hdf5_refused(h5ad, tmp_path, monkeypatch):
+def test_hdf5_refused(tmp_path, monkeypatch):
+    h5ad = write_h5ad(tmp_path, sparse())
     monkeypatch.chdir(tmp_path)
     held = "holds the arrays X, layers/byc, obs/size, obsm/X_pca: choose one as"
     for key in ("", "#gone", "#obs", "#nothing", "#/", "#obs/name/x"):
@@ -173,14 +164,15 @@ def test_zarr_refused(tmp_path, monkeypatch):
     refused(f"{path}#group/x", "is not a whole zarr folder of numbers (")
 
 
-def test_parquet_refused(table, monkeypatch):
-    monkeypatch.chdir(table[0].parent)
+def test_parquet_refused(tmp_path, monkeypatch):
+    path, _ = write_table(tmp_path)
+    monkeypatch.chdir(tmp_path)
     of = "is no column of numbers (these are i, f, half, b, a,b, gap): choose some as"
     refused("t.parquet", f"word {of}")
     for key in ("gone", "word", "when", "list"):
         refused(f"t.parquet#{key}", f"{key} {of}")
         refused(f"t.parquet#i,{key}", f"{key} {of}")
-    Path("cut.parquet").write_bytes(table[0].read_bytes()[:500])
+    Path("cut.parquet").write_bytes(path.read_bytes()[:500])
     Path("text.parquet").write_text("1 2 3\n")
     for name in ("cut.parquet", "text.parquet"):
         refused(name, "is not a whole parquet file of numbers (", "): write it anew")
