@@ -4,6 +4,7 @@ On devices that share the cores of one CPU time cannot show how an iteration sca
 What a device computes and sends is in its program.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from ott_shard.operators import Pairs, softmin
 from .bench_options import Options
 from .bench_tables import Point, Record, Suite
 from .bench_timing import place
-from .bench_work import count
+from .bench_work import Work, count
 
 _POINTS = 16_384
 # So many that pairs are counted by products of matrices in every version of the kernel.
@@ -80,44 +81,66 @@ def _records(options: Options, mesh: Mesh, _: str | None) -> Iterator[Record]:
 
 
 def _counted(n: int, mesh: Mesh, options: Options) -> Record:
-    """What one device does in an iteration, both passes."""
+    """What one device does in an iteration, and sends in a gradient."""
     points = np.random.default_rng(0).standard_normal((n, _DIMENSION), np.float32)
     geom = otts.PointCloud(points, points + 1, epsilon=1.0, mesh=mesh)
-    b = geom.weights(None, 1)
-    program = _iteration.lower(geom.pairs, b, geom.weights(None, 0), b, geom.epsilon)
-    work = count(program.compile().as_text() or "")
+    a, b = geom.weights(None, 0), geom.weights(None, 1)
+    args = geom.pairs, a, b, geom.epsilon
+    iteration, gradient = (
+        count(program.lower(*args).compile().as_text() or "")
+        for program in (_iteration, _gradient)
+    )
     shape, rate = geom.pairs.mesh.devices.shape, options.pairs_per_second
     return {
-        "n": n,
-        "d": _DIMENSION,
-        "devices": mesh.size,
-        "pairs": work.products,
+        **dict(n=n, d=_DIMENSION, devices=mesh.size),
+        "pairs": iteration.products,
         "pairs_ideal": 2 * n * n / mesh.size,
-        "bytes_sent": work.bytes_sent,
-        "all_reduces": work.all_reduces.total(),
-        "other_collectives": work.others,
+        "iteration": _traffic(iteration),
+        "gradient": _traffic(gradient),
         "pairs_per_second": rate,
         "crossover": {link.name: crossover(shape, rate, link) for link in LINKS},
         **place(mesh),
     }
 
 
+def _traffic(work: Work) -> dict[str, float]:
+    return {
+        "all_reduces": work.all_reduces.total(),
+        "bytes_sent": work.bytes_sent,
+        "other_collectives": work.others,
+    }
+
+
 @jax.jit
 def _iteration(
-    pairs: Pairs, psi: jax.Array, a: jax.Array, b: jax.Array, epsilon: jax.Array
+    pairs: Pairs, a: jax.Array, b: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
-    phi = softmin(pairs, psi, b, epsilon)
-    return softmin(pairs.T, phi, a, epsilon)
+    """Two passes, from weights for potentials: only the shapes matter."""
+    return softmin(pairs.T, softmin(pairs, b, b, epsilon), a, epsilon)
+
+
+@jax.jit
+def _gradient(
+    pairs: Pairs, a: jax.Array, b: jax.Array, epsilon: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """In both clouds, of a value that is known."""
+
+    def total(x, y):
+        moved = dataclasses.replace(pairs, x=x, y=y)
+        return softmin(moved, b, b, epsilon, a).sum()
+
+    return jax.grad(total, (0, 1))(pairs.x, pairs.y)
 
 
 def _rows(record: Record) -> list[tuple[str, ...]]:
+    traffic = [record[name] for name in ("iteration", "gradient")]
     return [
         (
             *(str(record[k]) for k in ("kind", "mesh", "n")),
             f"{record['pairs'] / 1e6:.1f}",
             f"{record['pairs'] / record['pairs_ideal']:.3f}",
-            f"{record['bytes_sent'] / 1e3:.1f}",
-            str(record["all_reduces"]),
+            *(f"{one['bytes_sent'] / 1e3:.1f}" for one in traffic),
+            *(str(one["all_reduces"]) for one in traffic),
             *(f"{n:.0f}" for n in record["crossover"].values()),
         )
     ]
@@ -125,19 +148,21 @@ def _rows(record: Record) -> list[tuple[str, ...]]:
 
 def _points(record: Record) -> list[Point]:
     label, devices = f"{record['kind']} scaling", record["devices"]
-    points = [Point("pairs on a device", label, devices, record["pairs"])]
-    if sent := record["bytes_sent"]:
-        points.append(Point("bytes sent by a device", label, devices, sent))
+    points = [Point("pairs of an iteration", label, devices, record["pairs"])]
+    for name in ("iteration", "gradient"):
+        if sent := record[name]["bytes_sent"]:
+            points.append(Point(f"bytes sent, {name}", label, devices, sent))
     return points
 
 
 SUITE = Suite(
     _records,
     (
-        *("scaling", "mesh", "n", "1e6 pairs", "of ideal", "kB sent", "all-reduces"),
+        *("scaling", "mesh", "n", "1e6 pairs", "of ideal"),
+        *("kB sent", "of gradient", "all-reduces", "of gradient"),
         *(f"crossover n, {link.name}" for link in LINKS),
     ),
     _rows,
-    ("devices", "in an iteration"),
+    ("devices", "on one device"),
     _points,
 )
