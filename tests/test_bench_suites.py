@@ -127,17 +127,31 @@ def test_work_is_counted_as_often_as_loops_run(groups, devices):
 # -------------------------------------------------------------------------- memory
 
 
-def test_memory(capsys, monkeypatch, tmp_path):
+@pytest.fixture
+def few_cases(monkeypatch):
     monkeypatch.setattr(bench_memory, "_DIMENSIONS", (2,))
     monkeypatch.setattr(bench_memory, "_COSTS", ("sqeuclidean",))
-    flags = "--n=64", "--mesh=2x1", "--batch_size=16", f"--plot={tmp_path / 'm.png'}"
-    (one, two), lines = run("memory", *flags, capsys=capsys)
-    assert (one["mesh"], two["mesh"]) == ("1x1", "2x1")
+
+
+def test_memory(few_cases, capsys, monkeypatch, tmp_path):
+    """Of the first device alone, and of the mesh."""
+    fake = {1: 3 * 2**20, 2: 2**20}
+    monkeypatch.setattr(bench_memory, "temp_bytes", lambda c, o, mesh: fake[mesh.size])
+    flags = "--mesh=2x1", f"--plot={tmp_path / 'm.png'}"
+    records, lines = run("memory", *flags, capsys=capsys)
+    assert [r["n"] for r in records] == [50_000, 100_000] * 2
+    assert [r["mesh"] for r in records] == ["1x1"] * 2 + ["2x1"] * 2
+    assert [line.split()[-2] for line in lines[2:]] == ["3.0", "3.0", "1.0", "1.0"]
+
+
+@pytest.mark.wide
+def test_memory_of_compiled_programs(few_cases, capsys):
+    flags = "--n=64", "--mesh=2x1", "--batch_size=16"
+    (one, two), _ = run("memory", *flags, capsys=capsys)
     assert one["divergence_temp_bytes"] > two["divergence_temp_bytes"] > 0
-    assert lines[2].split()[-2] == f"{one['divergence_temp_bytes'] / 2**20:.1f}"
 
 
-def test_a_compiler_without_an_account(monkeypatch):
+def test_a_compiler_without_an_account():
     record = {"n": 4, "d": 2, "cost": "c", "mesh": "1x1", "divergence_temp_bytes": None}
     assert bench_memory.SUITE.rows(record)[0][-1] == "unknown"
     assert bench_memory.SUITE.points(record) == []
