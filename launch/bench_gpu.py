@@ -5,6 +5,7 @@ it is measured, and what the time does not reach is left out, and said.
 """
 
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from . import bench_tiles
 from .bench_cases import clouds, head, of_solution
 from .bench_limits import of_device
 from .bench_memory import cloud_options, one_and_all
+from .bench_model import H200, MORE_FEATURES, scanned
 from .bench_options import PROGRAM, Case, Options
 from .bench_tables import Point, Record, Suite
 from .bench_timing import measured, place
@@ -28,8 +30,10 @@ _SWEPT = 3, 64
 _TILES = 512, 1024, 2048, 4096, 8192
 _COST = "sqeuclidean"
 _ITERATIONS = 1
-# The exponent of a pair of squared distances is a product of so many more features.
-_MORE_FEATURES = 3
+_UNITS, _RATE = (
+    {"copy": "bytes", "matmul": "flops", "exp": "exponentials"},
+    "_per_second",
+)
 
 
 def _records(options: Options, mesh: Mesh, _: str | None) -> Iterator[Record]:
@@ -57,11 +61,10 @@ def _records(options: Options, mesh: Mesh, _: str | None) -> Iterator[Record]:
 
 def _limits(n: int, options: Options, mesh: Mesh) -> Record:
     """Bytes copied, operations of a product and exponentials, in a second."""
-    names = {"copy": "bytes", "matmul": "flops", "exp": "exponentials"}
     found = {}
     for name, times in measured(of_device(n), options.repeats).items():
         rate = times.pop("pairs_per_second")
-        found[name] = times | {f"{names[name]}_per_second": rate}
+        found[name] = times | {_UNITS[name] + _RATE: rate}
     return {"suite": "gpu", "measured": "limits", "n": n} | found | place(mesh)
 
 
@@ -73,19 +76,17 @@ def _pass(case: Case, options: Options, mesh: Mesh, limits: Record) -> Record:
     own = times["pass"]["pairs_per_second"] / mesh.size
     for name in ("grad", "pass_and_grad"):
         times[name]["passes"] = times[name]["seconds"] / times["pass"]["seconds"]
-    operations = 2 * (case.d + _MORE_FEATURES) * own
+    shares = zip(geom.pairs.block[:2], case[:2], mesh.devices.shape, strict=True)
+    entries = math.prod(min(size, -(-n // k)) for size, n, k in shares)
+    operations, bandwidth = 2 * (case.d + MORE_FEATURES), limits["copy"]
     memory = (mesh.devices.flat[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return (
-        head(case, geom)
-        | times
-        | {
-            "of_exp": own / limits["exp"]["exponentials_per_second"],
-            "of_matmul": operations / limits["matmul"]["flops_per_second"],
-            "bytes_copied_in_the_time_of_a_pair": limits["copy"]["bytes_per_second"]
-            / own,
-            "peak_bytes_in_use": memory,
-        }
-    )
+    found = {
+        "of_exp": own / limits["exp"]["exponentials_per_second"],
+        "of_matmul": operations * own / limits["matmul"]["flops_per_second"],
+        "of_model_of_h200": own * scanned(entries, case.d, 4, H200),
+        "bytes_copied_in_the_time_of_a_pair": bandwidth["bytes_per_second"] / own,
+    }
+    return head(case, geom) | times | found | {"peak_bytes_in_use": memory}
 
 
 def _rows(record: Record) -> list[tuple[str, ...]]:
@@ -94,22 +95,15 @@ def _rows(record: Record) -> list[tuple[str, ...]]:
         return bench_tiles.rows(record)
     if what == "limits":
         return [
-            (
-                f"{name}, {unit.replace('_per_second', '')}/s",
-                "",
-                mesh,
-                f"{rate:.3g}",
-                "",
-            )
-            for name in ("copy", "matmul", "exp")
-            for unit, rate in record[name].items()
-            if unit.endswith("_per_second")
+            (f"{name}, {unit}/s", "", mesh, f"{record[name][unit + _RATE]:.3g}", "")
+            for name, unit in _UNITS.items()
         ]
     d, tile = str(record["d"]), "x".join(map(str, record["tile"]))
     numbers = {
         "pass, pairs/s": record["pass"]["pairs_per_second"],
         "pass, of exp": record["of_exp"],
         "pass, of matmul": record["of_matmul"],
+        "pass, of the model of an H200": record["of_model_of_h200"],
         "pass, bytes copied meanwhile": record["bytes_copied_in_the_time_of_a_pair"],
         "gradient, passes": record["grad"]["passes"],
         "pass and gradient, passes": record["pass_and_grad"]["passes"],

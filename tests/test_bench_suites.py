@@ -17,6 +17,7 @@ from launch import (
     bench_scaling,
     bench_tables,
 )
+from launch.bench_model import H200, scanned
 from launch.bench_work import count
 
 
@@ -328,8 +329,10 @@ def test_gpu(capsys, monkeypatch, tmp_path):
         copied = record["bytes_copied_in_the_time_of_a_pair"]
         assert copied * own == pytest.approx(limits["copy"]["bytes_per_second"])
         assert record["grad"]["passes"] > 0
+        model = scanned(32 * 32 // devices, 2, 4, H200)
+        assert record["of_model_of_h200"] == pytest.approx(own * model)
     check_sweep(tiles)
-    assert len(lines) == 2 + 3 + 2 * 6 + 1
+    assert len(lines) == 2 + 3 + 2 * 7 + 1
 
 
 def test_gpu_stops_in_time(capsys, monkeypatch):
