@@ -30,10 +30,8 @@ _SWEPT = 3, 64
 _TILES = 512, 1024, 2048, 4096, 8192
 _COST = "sqeuclidean"
 _ITERATIONS = 1
-_UNITS, _RATE = (
-    {"copy": "bytes", "matmul": "flops", "exp": "exponentials"},
-    "_per_second",
-)
+_RATE = "_per_second"
+_UNITS = {"copy": "bytes", "matmul": "flops", "exp": "exponentials"}
 
 
 def _records(options: Options, mesh: Mesh, _: str | None) -> Iterator[Record]:
