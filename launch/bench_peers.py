@@ -1,16 +1,10 @@
-"""The same log-sum-exp pass by other libraries, in a process of its own.
+"""Other libraries, each in a process of its own, by the Python of an environment.
 
-This file is both ends of a pipe. Imported, it gives :class:`Peer`, which sends
-requests. Run as a script by the Python of another environment, it is the worker that
-answers them, and imports neither ott_shard nor anything beside it: that environment
-has versions of its own. A request and its answer are one line of JSON each. The worker
-waits for a line while it has none, so that it takes no time from what is measured
-between two requests.
+:mod:`.bench_worker` is the other end: requests and answers are lines of JSON, arrays
+are in files.
 """
 
 import contextlib
-import functools
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .bench_worker import PEERS
+
+_WORKER = Path(__file__).with_name("bench_worker.py")
 # Compiling counts: a C++ compiler may build a kernel for the first answer.
 _ANSWER_SECONDS = 600.0
 _CLOSE_SECONDS = 10.0
@@ -35,8 +30,8 @@ _OTT_BATCHES = (128, 256, 512, 1024, 2048, 4096)
 _MAX_SLICE_ENTRIES = 2**27
 
 
-class PeerTask(NamedTuple):
-    """What a peer computes, and should find.
+class PassTask(NamedTuple):
+    """A pass that a peer computes, and what it should find.
 
     Attributes:
         x: [n, d].
@@ -55,21 +50,40 @@ class PeerTask(NamedTuple):
     values: np.ndarray
 
 
+class SolveTask(NamedTuple):
+    """A solution for uniform weights and squared distances.
+
+    Attributes:
+        x: [n, d].
+        y: [m, d].
+        epsilon: in units of cost.
+        unit: where an epsilon that comes down may start.
+        threshold: of the marginal error.
+        max_iterations: the most.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    epsilon: float
+    unit: float
+    threshold: float
+    max_iterations: int
+
+
 class PeerError(Exception):
     """A peer is missing, failed, or gave no answer; the message is the reason."""
 
 
-class Peer:
-    """A worker process that runs one library; a context manager that ends it.
+class Worker:
+    """A process that answers requests; a context manager that ends it.
 
     Args:
         python: the Python that has the library.
         platform: where the library must compute, to compare like with like: "cpu", or
             anything else for its own choice.
-        fixed: what all requests have in common.
     """
 
-    def __init__(self, python: str, platform: str, fixed: dict[str, Any]):
+    def __init__(self, python: str, platform: str):
         # The folder of this file has modules of common names, which must not shadow
         # others; and a GPU may have to hold the arrays of both processes.
         environment = {
@@ -79,12 +93,10 @@ class Peer:
         }
         if platform == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        self._fixed = fixed
-        self._batch: int | None = None
         try:
             # A session of its own, to end compilers that it started with it.
             self._process = subprocess.Popen(
-                [python, __file__],
+                [python, _WORKER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -94,28 +106,24 @@ class Peer:
         except OSError as error:
             raise PeerError(f"cannot run {python}: {error.strerror}") from None
 
-    def ask(self, op: str, out: str | None = None) -> dict[str, Any]:
-        """The answer to a request.
-
-        Args:
-            op: "values" to write values, "time" for one timed pass.
-            out: where "values" go, an .npy file.
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The answer to a request, see :func:`.bench_worker.answer`.
 
         Raises:
             PeerError: if the answer is an error, or there is none.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        request = {**self._fixed, "op": op, "batch": self._batch, "out": out}
-        alarm = threading.Timer(_ANSWER_SECONDS, self._kill)
+        alarm = threading.Timer(_ANSWER_SECONDS, self.kill)
         alarm.start()
         try:
             stdin.write(json.dumps(request) + "\n")
             stdin.flush()
             answer = json.loads(stdout.readline())
         except (OSError, ValueError):
+            limit = f"{_ANSWER_SECONDS:g} s"
             raise PeerError(
-                f"no answer to {op!r}: ended, or took over {_ANSWER_SECONDS:g} s"
+                f"no answer to {request['op']!r}: ended, or took over {limit}"
             ) from None
         finally:
             alarm.cancel()
@@ -123,47 +131,7 @@ class Peer:
             raise PeerError(answer["error"])
         return answer
 
-    def prepare(self, want: np.ndarray, m: int, folder: Path) -> dict[str, Any]:
-        """Compile, check the values and settle on the fastest batch.
-
-        Args:
-            want: [n], the values that the peer should give.
-            m: the number of columns.
-            folder: for files on the way.
-
-        Returns:
-            "version", "max_abs_difference" and, for a peer that has batches, "batch"
-            and "seconds_by_batch".
-
-        Raises:
-            PeerError: if the peer fails or its values differ.
-        """
-        if self._fixed["peer"] == "keops":
-            return self._check(want, folder)
-        seconds, found = {}, {}
-        for batch in _OTT_BATCHES:
-            if batch == _OTT_BATCHES[0] or (
-                batch <= len(want) and batch * m <= _MAX_SLICE_ENTRIES
-            ):
-                self._batch = batch
-                found = self._check(want, folder)
-                seconds[batch] = min(self.seconds(), self.seconds())
-        self._batch = min(seconds, key=lambda batch: seconds[batch])
-        return {**found, "batch": self._batch, "seconds_by_batch": seconds}
-
-    def _check(self, want: np.ndarray, folder: Path) -> dict[str, Any]:
-        path = folder / "values.npy"
-        version = self.ask("values", out=str(path))["version"]
-        difference = float(np.abs(np.load(path) - want).max())
-        if not difference <= (limit := _TOLERANCE * float(np.abs(want).max())):
-            raise PeerError(f"values differ by {difference:.3g}, more than {limit:.3g}")
-        return {"version": version, "max_abs_difference": difference}
-
-    def seconds(self) -> float:
-        """One timed pass."""
-        return self.ask("time")["seconds"]
-
-    def __enter__(self) -> "Peer":
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,11 +142,110 @@ class Peer:
             try:
                 process.wait(_CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._kill()
+                self.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End it at once, and what it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class PassPeer:
+    """A library that makes passes.
+
+    Args:
+        worker: a process that has it, of its own.
+        name: the library.
+        data: an .npz file of the arrays of a :class:`PassTask`.
+        cost: of it.
+    """
+
+    def __init__(self, worker: Worker, name: str, data: Path, cost: str):
+        self.worker, self._name = worker, name
+        self._request: dict[str, Any] = dict(peer=name, task="pass", cost=cost)
+        self._request["data"] = str(data)
+
+    def prepare(self, want: np.ndarray, m: int) -> dict[str, Any]:
+        """Compile, check the values and settle on the fastest batch.
+
+        Args:
+            want: [n], the values that the peer should give.
+            m: the number of columns.
+
+        Returns:
+            "version", "max_abs_difference" and, for a peer that has batches, "batch"
+            and "seconds_by_batch".
+
+        Raises:
+            PeerError: if the peer fails or its values differ.
+        """
+        if self._name == "keops":
+            return self._check(want)
+        seconds, found = {}, {}
+        for batch in _OTT_BATCHES:
+            if batch == _OTT_BATCHES[0] or (
+                batch <= len(want) and batch * m <= _MAX_SLICE_ENTRIES
+            ):
+                self._request["batch"] = batch
+                found = self._check(want)
+                seconds[batch] = min(self.seconds(), self.seconds())
+        best = min(seconds, key=lambda batch: seconds[batch])
+        self._request["batch"] = best
+        return {**found, "batch": best, "seconds_by_batch": seconds}
+
+    def _check(self, want: np.ndarray) -> dict[str, Any]:
+        path = Path(self._request["data"]).with_name(f"{self._name}.npz")
+        version = self.worker.ask(op="values", out=str(path), **self._request)[
+            "version"
+        ]
+        with np.load(path) as found:
+            difference = float(np.abs(found["values"] - want).max())
+        if not difference <= (limit := _TOLERANCE * float(np.abs(want).max())):
+            raise PeerError(f"values differ by {difference:.3g}, more than {limit:.3g}")
+        return {"version": version, "max_abs_difference": difference}
+
+    def seconds(self) -> float:
+        """One timed pass."""
+        return self.worker.ask(op="time", **self._request)["seconds"]
+
+
+class SolvePeer:
+    """OTT-JAX, which solves, in a process that lives as long as `stack`."""
+
+    def __init__(self, stack: contextlib.ExitStack, python: str, platform: str):
+        self._folder = folder(stack)
+        self._worker = stack.enter_context(Worker(python, platform))
+        self._request: dict[str, Any] = {}
+
+    def solve(self, task: SolveTask, variant: str) -> dict[str, Any]:
+        """Solve, and compile if it has to.
+
+        Args:
+            task: what.
+            variant: one of :data:`.bench_worker.OTT_VARIANTS`.
+
+        Returns:
+            "f", "g", "n_iters", "converged", "value", "seconds" and "version".
+
+        Raises:
+            PeerError: if it fails.
+        """
+        # The worker knows files that it has read by their names.
+        number = len(list(self._folder.iterdir()))
+        data, out = (self._folder / f"{number}.{end}.npz" for end in ("in", "out"))
+        epsilon = task.x.dtype.type(task.epsilon)
+        np.savez(data, x=task.x, y=task.y, epsilon=epsilon, unit=task.unit)
+        self._request = {
+            **dict(task="solve", peer="ott", data=str(data), variant=variant),
+            **dict(threshold=task.threshold, max_iterations=task.max_iterations),
+        }
+        answer = self._worker.ask(op="values", out=str(out), **self._request)
+        with np.load(out) as found:
+            return answer | dict(found)
+
+    def seconds(self) -> float:
+        """The last solution once more, timed."""
+        return self._worker.ask(op="time", **self._request)["seconds"]
 
 
 def python_with_peers() -> str | None:
@@ -190,128 +257,34 @@ def python_with_peers() -> str | None:
 
 
 def start(
-    stack: contextlib.ExitStack, python: str, platform: str, task: PeerTask
-) -> tuple[dict[str, Peer], dict[str, dict[str, Any]]]:
+    stack: contextlib.ExitStack, python: str, platform: str, task: PassTask
+) -> tuple[dict[str, PassPeer], dict[str, dict[str, Any]]]:
     """The peers that `python` has, ready to be timed, and a record of each one.
 
     The peers end with `stack`. The record of one that is not ready says
     "unavailable", and why.
     """
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    data = folder / "data.npz"
+    data = folder(stack) / "data.npz"
     np.savez(data, x=task.x, y=task.y, h=task.h, epsilon=task.epsilon)
     peers, records = {}, {}
     for name in PEERS:
-        fixed = {"peer": name, "data": str(data), "cost": task.cost}
         try:
-            peer = stack.enter_context(Peer(python, platform, fixed))
-            records[name] = peer.prepare(task.values, len(task.y), folder)
+            worker = stack.enter_context(Worker(python, platform))
+            peer = PassPeer(worker, name, data, task.cost)
+            records[name] = peer.prepare(task.values, len(task.y))
             peers[name] = peer
         except PeerError as error:
             records[name] = {"unavailable": str(error)}
     return peers, records
 
 
-# --------------------------------------------------------------------- the worker
-
-# A pass returns log sum_j exp(h_j - C_ij / epsilon), [n].
-Pass = Callable[[], np.ndarray]
-
-
-def _ott(data: dict[str, np.ndarray], cost: str, batch: int) -> Pass:
-    """OTT-JAX in online mode."""
-    import jax
-    import jax.numpy as jnp
-    from ott.geometry import (  # pyright: ignore[reportMissingImports] (optional)
-        costs,
-        pointcloud,
-    )
-
-    cost_fn = {"sqeuclidean": costs.SqEuclidean, "euclidean": costs.Euclidean}[cost]()
-
-    @jax.jit
-    def lse(x, y, f, g, epsilon):
-        geom = pointcloud.PointCloud(
-            x, y, cost_fn=cost_fn, epsilon=epsilon, batch_size=batch
-        )
-        return geom.apply_lse_kernel(f, g, epsilon, axis=1)[0]
-
-    epsilon = data["epsilon"]
-    f, g = np.zeros_like(data["x"][:, 0]), data["h"] * epsilon
-    operands = [jnp.asarray(array) for array in (data["x"], data["y"], f, g, epsilon)]
-
-    def run():
-        # Full float32 products, as in ott_shard; on CPU they always are.
-        with jax.default_matmul_precision("highest"):
-            return np.asarray(lse(*operands)) / epsilon
-
-    return run
+def tell_unavailable(records: dict[str, dict[str, Any]]) -> None:
+    """A line on standard error for every peer that is not there."""
+    for name, record in records.items():
+        if reason := record.get("unavailable"):
+            print(f"bench: peer {name} unavailable: {reason}", file=sys.stderr)
 
 
-def _keops(data: dict[str, np.ndarray], cost: str, _: None) -> Pass:
-    """KeOps; epsilon goes into the points, which saves it one operation per pair."""
-    from pykeops.numpy import LazyTensor  # pyright: ignore[reportMissingImports] (optional)
-
-    square = cost == "sqeuclidean"
-    unit = np.sqrt(data["epsilon"]) if square else data["epsilon"]
-    x, y, h = data["x"] / unit, data["y"] / unit, data["h"]
-
-    def run():
-        x_i, y_j = LazyTensor(x[:, None, :]), LazyTensor(y[None, :, :])
-        costs = x_i.sqdist(y_j) if square else x_i.sqdist(y_j).sqrt()
-        h_j = LazyTensor(h[None, :, None])
-        return (h_j - costs).logsumexp(dim=1)[:, 0]
-
-    return run
-
-
-# How to make a pass, and the distribution that it is of.
-PEERS = {"ott": (_ott, "ott-jax"), "keops": (_keops, "pykeops")}
-
-
-@functools.cache
-def _pass(peer: str, path: str, cost: str, batch: int | None) -> Pass:
-    make, _ = PEERS[peer]
-    with np.load(path) as archive:
-        data = dict(archive)
-    return make(data, cost, batch)
-
-
-def _answer(
-    op: str, peer: str, data: str, cost: str, batch: int | None, out: str | None
-) -> dict[str, Any]:
-    """Run one pass, which is the first one, and compiles, if "values" are asked for.
-
-    Args:
-        op: "values" or "time".
-        peer: one of PEERS.
-        data: an .npz file of x [n, d], y [m, d], h [m] and epsilon.
-        cost: "sqeuclidean" or "euclidean".
-        batch: rows of a slice, for OTT.
-        out: where "values" go, an .npy file.
-    """
-    run = _pass(peer, data, cost, batch)
-    begun = time.perf_counter()
-    values = run()
-    seconds = time.perf_counter() - begun
-    if op == "values":
-        assert out is not None
-        np.save(out, values)
-    return {"seconds": seconds, "version": importlib.metadata.version(PEERS[peer][1])}
-
-
-def _serve() -> None:
-    # Compilers and libraries print; only answers may go where answers go.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = _answer(**json.loads(line))
-        except (Exception, SystemExit) as error:
-            sentence = " ".join(str(error).split())[:300]
-            answer = {"error": f"{type(error).__name__}: {sentence}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    _serve()
+def folder(stack: contextlib.ExitStack) -> Path:
+    """For the files between two processes; it is removed with `stack`."""
+    return Path(stack.enter_context(tempfile.TemporaryDirectory()))

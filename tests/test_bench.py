@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ott_shard as otts
-from launch import bench
-from launch.bench_peers import PeerTask, start
+from launch import bench, bench_cases, bench_limits, bench_options, bench_timing
+from launch.bench_peers import PassTask, start
 
 ONE_DEVICE = "--mesh=1x1 --batch_size=512x1024"
 
@@ -25,8 +25,8 @@ for line in sys.stdin:
         z = p["h"] - ((p["x"][:, None] - p["y"]) ** 2).sum(-1) / p["epsilon"]
         top = z.max(1)
         values = top + np.log(np.exp(z - top[:, None]).sum(1))
-        np.save(request["out"], values + (request["peer"] == "keops"))
-    answer = dict(seconds=1.0 + (request["batch"] != 128), version="9")
+        np.savez(request["out"], values=values + (request["peer"] == "keops"))
+    answer = dict(seconds=1.0 + (request.get("batch") != 128), version="9")
     print(json.dumps(answer), flush=True)
 """
 
@@ -37,6 +37,12 @@ def fake_python(tmp_path):
     python.write_text(FAKE_PEER)
     python.chmod(0o755)
     return python
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """What is compiled for the account of memory; tested below."""
+    monkeypatch.setattr(bench_cases, "temp_bytes", lambda *_: 1)
 
 
 def read(lines):
@@ -61,9 +67,8 @@ def check_head(record, *sizes):
 
 
 @pytest.mark.slow
-def test_a_case_with_peers(fake_python, capfd, monkeypatch):
+def test_a_case_with_peers(fake_python, capfd, no_memory):
     """One peer agrees and is compared with, the other is refused; the run goes on."""
-    monkeypatch.setattr(bench, "_temp_bytes", lambda *_: 1)  # compiles; tested below
     job = f"--cases=256x64:3:sqeuclidean --repeats=2 {ONE_DEVICE}"
     assert bench.main([*job.split(), f"--peer_python={fake_python}"]) == 0
     out, err = capfd.readouterr()
@@ -102,16 +107,16 @@ def test_memory_only(capsys, monkeypatch):
     assert "pass" not in record
 
 
-def test_a_line_per_case(tmp_path, capsys, monkeypatch):
+def test_a_line_per_case(tmp_path, capsys, no_memory):
     """Lines are appended to the file as well."""
-    monkeypatch.setattr(bench, "_temp_bytes", lambda *_: 1)
     out = tmp_path / "lines.json"
     out.write_text("earlier\n")
     job = f"--cases=64:2:sqeuclidean,50:9:euclidean {ONE_DEVICE} --out={out}"
     assert bench.main([*job.split(), "--memory_only"]) == 0
-    lines = capsys.readouterr().out
-    assert out.read_text() == "earlier\n" + lines
-    first, second = read(lines)
+    captured = capsys.readouterr()
+    assert out.read_text() == "earlier\n" + captured.out
+    assert captured.err == ""
+    first, second = read(captured.out)
     check_head(first, 64, 64, 2)
     check_head(second, 50, 50, 9)
     assert second["cost"] == "euclidean"
@@ -120,16 +125,16 @@ def test_a_line_per_case(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("sizes", [(64, 40), (1, 1)])
 def test_limits_go_through_all_pairs(sizes, monkeypatch):
     """On several devices and tiles, and on fewer points than devices."""
-    monkeypatch.setattr(bench, "_LIMIT_TILE", 8)
-    case, mesh = bench.Case(*sizes, 3, "euclidean"), otts.make_mesh(2, 1)
-    x, y = bench._limit_tiles(case, mesh)
+    monkeypatch.setattr(bench_limits, "_TILE", 8)
+    case, mesh = bench_options.Case(*sizes, 3, "euclidean"), otts.make_mesh(2, 1)
+    x, y = bench_limits._tiles(case, mesh)
     assert x[..., 0].size == max(sizes[0], mesh.size)
     assert len(x.sharding.device_set) == mesh.size
     flat = y.reshape(-1, 3)
     want = np.exp(x[..., :1] + flat[:, 0]).sum(-1)
-    sums = bench._limit(bench._exponentials)(x[..., 0], y[..., 0])
+    sums = bench_limits._scanned(bench_limits._exponentials)(x[..., 0], y[..., 0])
     np.testing.assert_allclose(sums, want, rtol=1e-5)
-    products = bench._limit(bench._products)(x, y.swapaxes(1, 2))
+    products = bench_limits._scanned(bench_limits._products)(x, y.swapaxes(1, 2))
     np.testing.assert_allclose(products, (x @ flat.T).sum(-1), rtol=1e-4, atol=1e-4)
 
 
@@ -138,20 +143,20 @@ def test_a_peer_that_ends_while_measured(fake_python):
     points = np.zeros((2, 1), np.float32)
     h = np.zeros(2, np.float32)
     values = np.full(2, np.log(2), np.float32)
-    task = PeerTask(points, points, h, np.float32(1), "sqeuclidean", values)
+    task = PassTask(points, points, h, np.float32(1), "sqeuclidean", values)
     with contextlib.ExitStack() as stack:
         peers, records = start(stack, str(fake_python), "cpu", task)
         assert peers.keys() == {"ott"}
         fake_python.unlink()
-        peers["ott"]._kill()
+        peers["ott"].worker.kill()
         timers = {"ott": peers["ott"].seconds, "own": lambda: 1.0}
-        samples = bench._take_turns(timers, 2, records)
+        samples = bench_timing.take_turns(timers, 2, records)
     assert samples == {"own": [1.0, 1.0]}
     assert "no answer to 'time'" in records["ott"]["unavailable"]
 
 
 @pytest.mark.parametrize(
-    ("flag", "wanted"),
+    ("flags", "wanted"),
     [
         ("--cases=64:3", "--cases=64:3: must be n:d:cost"),
         ("--cases=64:3:manhattan", "sqeuclidean or euclidean"),
@@ -164,10 +169,17 @@ def test_a_peer_that_ends_while_measured(fake_python):
         ("--out=gone/lines.json", "--out=gone/lines.json: not writable"),
         ("--speed=1", "'speed'"),
         ("64", "unexpected argument '64'"),
+        ("--suite=tpu", "--suite=tpu: must be one of cpu, gpu"),
+        ("--suite=gpu --cases=64:3:euclidean", "--cases: means nothing with --suite="),
+        ("--n=64", "--n: means nothing with no --suite"),
+        ("--suite=cpu --epsilons=0.1", "--epsilons: means nothing with --suite=cpu"),
+        ("--suite=convergence --epsilons=1,0", "--epsilons=1,0: must be numbers"),
+        ("--suite=scaling --plot=gone/a.png", "--plot=gone/a.png: not writable"),
+        ("--suite=scaling --plot=a.pdf", "--plot=a.pdf: must end in .png"),
     ],
 )
-def test_refused_in_one_line(flag, wanted, capsys):
-    assert bench.main([flag]) == 2
+def test_refused_in_one_line(flags, wanted, capsys):
+    assert bench.main(flags.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("bench: error: ")
@@ -175,7 +187,14 @@ def test_refused_in_one_line(flag, wanted, capsys):
     assert wanted in captured.err
 
 
+def test_a_plot_needs_matplotlib(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert bench.main(["--suite=scaling", "--plot=a.png"]) == 2
+    assert "pip install 'ott_shard[report]'" in capsys.readouterr().err
+
+
 def test_help(capsys):
     assert bench.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  --{name}" in text for name in ("cases", "mesh", "memory_only"))
+    names = "cases", "mesh", "memory_only", "suite", "plot"
+    assert all(f"\n  --{name}" in text for name in names)
