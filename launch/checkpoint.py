@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 import ott_shard as otts
+from ott_shard.state import CLOUD
 
 from .errors import BadInput
 from .files import replacing
@@ -22,7 +23,7 @@ from .progress import Log
 from .saved import contents
 
 NAME = "checkpoint.npz"
-_FORMAT = 2
+_FORMAT = 3
 _META = "meta"
 
 
@@ -114,12 +115,12 @@ class Keeper:
 def resized(
     term: str, snapshot: otts.Snapshot, sizes: tuple[int, int]
 ) -> otts.Snapshot:
-    """The potentials of a term with or without padding, for clouds of these sizes."""
+    """What a term has for each point, with or without padding, for these clouds."""
     ends = {}
-    for name, cloud in zip(("phi", "psi"), term, strict=True):
-        size, potential = sizes["xy".index(cloud)], np.asarray(getattr(snapshot, name))
-        missing = max(0, size - len(potential))
-        ends[name] = np.pad(potential[:size], (0, missing), mode="edge")
+    for name, i in CLOUD.items():
+        size, rows = sizes["xy".index(term[i])], np.asarray(getattr(snapshot, name))
+        missing = [(0, max(0, size - len(rows)))] + [(0, 0)] * (rows.ndim - 1)
+        ends[name] = np.pad(rows[:size], missing, mode="edge")
     return snapshot._replace(**ends)
 
 

@@ -147,6 +147,7 @@ class Config(Problem, Job, Computation):
     max_iterations: int
     min_iterations: int
     inner_iterations: int
+    acceleration: Literal["lbfgs", "none"]
     grad: bool
 
     @classmethod

@@ -71,6 +71,10 @@ _OF_PROBLEMS = (
     Flag("max_iterations", "500", kinds.count(1), 2000, "never more iterations"),
     Flag("min_iterations", "20", kinds.count(0), 0, "never fewer iterations"),
     Flag("inner_iterations", "5", kinds.count(1), 10, "iterations between two checks"),
+    Flag(
+        *("acceleration", "none", kinds.one_of("lbfgs", "none"), "lbfgs"),
+        "none: only Sinkhorn's own iterations, at the target epsilon",
+    ),
     Flag("grad", "", kinds.SWITCH, False, "also the gradient with respect to x and y"),
     Flag(
         "dtype", "float64", kinds.one_of("float32", "float64"), "float32", "of all work"

@@ -102,6 +102,7 @@ def of_run(
         "tau_b": config.tau_b,
         "threshold": config.threshold,
         "inner_iterations": config.inner_iterations,
+        "acceleration": config.acceleration,
         "demo": config.demo,
         "inputs": {name: file._asdict() for name, file in inputs.items()},
         "n": clouds.x.shape[0],

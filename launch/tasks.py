@@ -164,6 +164,7 @@ def _solve_options(config: Config, hooks: Hooks) -> dict[str, Any]:
         max_iterations=config.max_iterations,
         min_iterations=config.min_iterations,
         inner_iterations=config.inner_iterations,
+        acceleration=otts.Acceleration() if config.acceleration == "lbfgs" else None,
         watch=hooks.watch,
     )
 

@@ -210,8 +210,9 @@ def _pose(data) -> Problem:
 @functools.partial(jax.jit, static_argnums=2)
 def _start(data, start, settings: Settings) -> tuple[Problem, State]:
     problem = _pose(data)
-    begin = iteration.proceed if isinstance(start, Snapshot) else iteration.start
-    return problem, begin(problem, start, settings)
+    if isinstance(start, Snapshot):
+        return problem, iteration.proceed(problem, start, settings)
+    return problem, iteration.start(problem, start, settings)
 
 
 _unfinished = jax.jit(iteration.unfinished, static_argnums=3)
