@@ -25,7 +25,7 @@ from jax import lax
 from ott_shard import _checks
 from ott_shard.forward import active, partial_jvp
 from ott_shard.linear_solve import LinearSolve, checked, conjugate_gradients
-from ott_shard.pairwise import capped
+from ott_shard.pairwise import capped, dot
 from ott_shard.problem import Found, Problem
 
 
@@ -158,7 +158,7 @@ class System:
         p, sums = self.problem, self.sums
         decay = p.tau_a * p.tau_b
         own = (1 + self.settings.ridge) * v
-        constant = jnp.where(decay < 1, 0.0, jnp.vdot(sums, v) / sums.sum())
+        constant = jnp.where(decay < 1, 0.0, dot(sums, v) / sums.sum())
         image = sums * (own - decay * self.to_cols(self.to_rows(v)) + constant)
         # A column of weight 0 is in no equation but its own, see `solve`.
         return jnp.where(self.support, image, v)

@@ -12,7 +12,7 @@ from ott_shard import _checks, implicit, lbfgs, mesh as meshes, sampling, sinkho
 from ott_shard.costs import SqEuclidean
 from ott_shard.initial import Data, Initializer, at_points
 from ott_shard.operators import Pairs
-from ott_shard.pairwise import inner
+from ott_shard.pairwise import dot, inner
 from ott_shard.potentials import DualPotentials
 from ott_shard.state import Limits, Settings
 
@@ -150,7 +150,7 @@ def _between_gaussians(pairs: Pairs, a, b, epsilon) -> jax.Array:
 
 def _centred_moments(x: jax.Array, w: jax.Array):
     """(x less its mean, the mean, the covariance), of weights w."""
-    mean = jnp.matmul(w, x, precision="highest") / w.sum()
+    mean = dot(w, x) / w.sum()
     x -= mean
     return x, mean, inner((w[:, None] * x).T, x.T, "highest") / w.sum()
 

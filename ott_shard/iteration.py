@@ -15,6 +15,7 @@ from jax import lax
 from ott_shard import lbfgs, loops, objective, operators
 from ott_shard.epsilon import Epsilon
 from ott_shard.lbfgs import Memory
+from ott_shard.pairwise import dot
 from ott_shard.problem import Problem
 from ott_shard.state import Settings, Snapshot, State
 
@@ -184,7 +185,7 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     memory = Memory(now.steps, now.changes, now.share).cleared(new)
     gradient = objective.ascent(problem, now.psi, state.transform)
     along = lbfgs.direction(memory, gradient, b)
-    slope = jnp.vdot(b * gradient, along)
+    slope = dot(b * gradient, along)
     plain = ~(slope > 0) | (now.stale >= _DOUBT)
     follow = problem.T.settled(problem.tau_b * state.transform)
     # A point without weight is in no product: it follows the others.
@@ -192,10 +193,10 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     phi = problem.settled(problem.tau_a * problem.to_rows(psi))
     transform = problem.to_cols(phi)
     change = gradient - objective.ascent(problem, psi, transform)
-    end = slope - jnp.vdot(b * change, along)
+    end = slope - dot(b * change, along)
     good = plain | lbfgs.is_good(slope, end)
     step = jnp.where(b > 0, psi - now.psi, 0.0)
-    curvature = jnp.where(good & ~new, jnp.vdot(b * step, change), 0.0)
+    curvature = jnp.where(good & ~new, dot(b * step, change), 0.0)
     longer = memory.learnt(step, change, curvature)
     # Tried once more, and then given up with all that led to it.
     share = jnp.where(good, 1.0, lbfgs.shorter(memory.share, slope, end))

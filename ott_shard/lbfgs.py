@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from ott_shard import _checks
-from ott_shard.pairwise import inner
+from ott_shard.pairwise import dot, inner
 
 # A step is good unless D falls at its end by more than this times its first slope.
 _OVERSHOOT = 0.8
@@ -129,10 +129,10 @@ def direction(memory: Memory, gradient: jax.Array, weights: jax.Array) -> jax.Ar
     upper = jnp.triu(s_y) + jnp.diag(jnp.where(curvature > 0, 0.0, 1.0))
     scale = curvature[-1] / jnp.where(y_y[-1, -1] > 0, y_y[-1, -1], 1.0)
     u = solve_triangular(upper, s_g)
-    v = curvature * u + scale * (jnp.matmul(y_y, u, precision="highest") - y_g)
+    v = curvature * u + scale * (dot(y_y, u) - y_g)
     v = solve_triangular(upper, v, trans=1)
     shares = jnp.concatenate([v, -scale * u, scale[None]])
-    return jnp.matmul(basis, shares, precision="highest")
+    return dot(basis, shares)
 
 
 def is_good(slope: jax.Array, end: jax.Array) -> jax.Array:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ott_shard.pairwise import dot
+
 _log = logging.getLogger("ott_shard")
 
 
@@ -107,7 +109,7 @@ def conjugate_gradients(
     rhs = rhs / size
 
     def square(r):
-        return jnp.vdot(r, r / diagonal)
+        return dot(r, r / diagonal)
 
     goal = tolerance**2 * square(rhs)
 
@@ -116,7 +118,7 @@ def conjugate_gradients(
 
     def step(s: _State):
         image = matvec(s.p)
-        curvature = jnp.vdot(s.p, image)
+        curvature = dot(s.p, image)
         broken = ~(curvature > 0)
         length = jnp.where(broken, 0.0, s.square / jnp.where(broken, 1.0, curvature))
         r = s.r - length * image

@@ -12,6 +12,7 @@ from jax.experimental.sparse import BCOO
 
 from ott_shard import _checks, operators, sampling
 from ott_shard.operators import Pairs
+from ott_shard.pairwise import dot
 from ott_shard.problem import Found, Problem
 
 Shape = tuple[int, int]
@@ -134,7 +135,7 @@ def assign(problem: Problem, found: Found, shape: Shape) -> Assignment:
 def _cost(problem: Problem, indices: jax.Array) -> jax.Array:
     n = len(indices)
     costs = problem.pairs.costs_of(jnp.arange(n), indices)
-    return jnp.vdot(problem.a[:n], costs)
+    return dot(problem.a[:n], costs)
 
 
 def _complete(problem: Problem, found: Found, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from jax import lax
 from ott_shard import terms
 from ott_shard.forward import active, partial_jvp
 from ott_shard.implicit import ImplicitDiff, potentials
-from ott_shard.pairwise import capped
+from ott_shard.pairwise import capped, dot
 from ott_shard.problem import Found, Problem
 
 
@@ -40,7 +40,7 @@ def dual_objective(
     mass = jnp.sum(row_sums(problem, known))
     if held is not None:
         exponent = (psi - held.to_cols(phi, cols)) / held.epsilon
-        mass += jnp.vdot(b - held.b, jnp.exp(capped(exponent)))
+        mass += dot(b - held.b, jnp.exp(capped(exponent)))
     return (
         jnp.sum(a * _conjugate(phi, _inverse_rho(epsilon, problem.tau_a)))
         + jnp.sum(b * _conjugate(psi, _inverse_rho(epsilon, problem.tau_b)))
@@ -133,7 +133,7 @@ def duality_gap(problem: Problem, found: Found) -> jax.Array:
     sums = row_sums(problem, made), row_sums(problem.T, made.T)
     # What is still missing is laid on as a product of rows and columns.
     s, t = missing(a, sums[0]), missing(b, sums[1])
-    total = jnp.vdot(a, s)
+    total = dot(a, s)
     t /= jnp.where(total > 0, total, 1.0)
     of = (), (u / epsilon, s), (v / epsilon, t)
     gap = epsilon * problem.plan_sum(terms.divergence, *found[:2], of).sum()
@@ -171,7 +171,7 @@ def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
     share = jnp.zeros_like(size)
     for w, potential in ((problem.a, phi), (problem.b, psi)):
         size += jnp.sum(jnp.where(w > 0, w * jnp.abs(potential), 0.0)) / w.sum()
-        share = jnp.maximum(share, jnp.vdot(w, w) / jnp.square(w.sum()))
+        share = jnp.maximum(share, dot(w, w) / jnp.square(w.sum()))
     rounding = jnp.finfo(phi.dtype).eps / 2
     factor = 0.75 * (1 + share)
     mass = _wanted_sums(problem, psi).sum()  # of the plan: not b's if unbalanced

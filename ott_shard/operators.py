@@ -16,7 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
 from ott_shard import entries, moments, tile
-from ott_shard.collectives import Axes, axis_max, axis_sum, position, stack
+from ott_shard.collectives import (
+    Axes,
+    axis_max,
+    axis_sum,
+    match_varying,
+    position,
+    stack,
+)
 from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
 from ott_shard.moments import Moments
@@ -103,7 +110,8 @@ def _reduce_rows(
         psi, *others = col_args
         cost, centre, scale, epsilon, *rest = everywhere
         sharpness = 1 / epsilon
-        shared = cost, centre, sharpness / scale
+        # As in `tile.fold_tiles`: here, and not by each tile.
+        shared = match_varying((cost, centre, sharpness / scale), x, y)
         operands = Operands(shared, x, (y, psi * sharpness))
         return local(operands, row_args, others, sharpness, scale, *rest)
 

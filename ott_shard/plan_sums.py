@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from ott_shard import _checks, mesh as meshes, objective, operators, terms
 from ott_shard.geometry import PointCloud
 from ott_shard.operators import Pairs
+from ott_shard.pairwise import dot
 from ott_shard.potentials import DualPotentials
 from ott_shard.problem import Found, Problem
 
@@ -327,7 +328,7 @@ def _cost(problem: Problem, potentials, pairs: Pairs) -> jax.Array:
 def _dual_cost(potentials, weights, epsilon) -> jax.Array:
     (phi, psi), (a, b) = potentials, weights
     own = entropy(a) + entropy(b)
-    return jnp.vdot(a, phi) + jnp.vdot(b, psi) - epsilon * own
+    return dot(a, phi) + dot(b, psi) - epsilon * own
 
 
 @jax.jit
@@ -335,7 +336,7 @@ def _entropy_of_plan(problem: Problem, found: Found) -> jax.Array:
     of_density = problem.plan_sum(terms.log_density, found.phi, found.psi, ((), (), ()))
     sums = objective.row_sums(problem, found), objective.row_sums(problem.T, found.T)
     logs = (_log(w) for w in (problem.a, problem.b))
-    own = (jnp.vdot(*pair) for pair in zip(sums, logs, strict=True))
+    own = (dot(*pair) for pair in zip(sums, logs, strict=True))
     return -of_density.sum() - sum(own)
 
 
@@ -353,7 +354,7 @@ def _normalized(of_plan: jax.Array, mass: jax.Array, a, b) -> jax.Array:
 
 def entropy(w: jax.Array) -> jax.Array:
     """-sum w log w."""
-    return -jnp.vdot(w, _log(w))
+    return -dot(w, _log(w))
 
 
 def _log(w: jax.Array) -> jax.Array:

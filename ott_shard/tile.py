@@ -109,7 +109,9 @@ def fold_tiles(
         repeats the last row or column and is not kept, stays small.
     """
     n = jax.tree.leaves(rows)[0].shape[0]
-    init = match_varying(init, init, rows, cols, keep)
+    # What is the same on several devices is marked as varying here, and not by each
+    # tile: the transpose of that is a sum over these devices, wherever it stands.
+    init, rows, cols = match_varying((init, rows, cols), init, rows, cols, keep)
     row_blocks = blocks(rows, block.rows, mode="edge")
     col_blocks = blocks(cols, block.cols, mode="edge")
     keep_blocks = blocks(keep, block.cols, mode="constant")

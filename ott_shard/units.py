@@ -15,6 +15,7 @@ from ott_shard import _checks, operators
 from ott_shard.costs import CostFn, NormedCost
 from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
+from ott_shard.pairwise import dot
 
 OF_COSTS = ("mean", "std", "max_cost")
 OF_POINTS = ("max_norm", "max_bound")
@@ -52,7 +53,7 @@ def centred(pairs: Pairs, a: jax.Array, b: jax.Array) -> Pairs:
     if not pairs.cost.translation_invariant:
         return pairs
     x, y, a, b = jax.lax.stop_gradient((pairs.x, pairs.y, a, b))
-    mean_x, mean_y = (w @ z / w.sum() for z, w in ((x, a), (y, b)))
+    mean_x, mean_y = (dot(w, z) / w.sum() for z, w in ((x, a), (y, b)))
     # XLA may compute a sum again for each of its users, and copies differ by roundings:
     # for a cloud far from 0, too much. The result of a loop has no copies; this one
     # adds up two halves (older XLA drops a barrier before it fuses).

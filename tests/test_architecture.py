@@ -9,9 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ["collectives", "_checks", "forward", "loops", "linear_solve", "status"],
+    ["collectives", "_checks", "forward", "loops", "status"],
     ["pairwise", "mesh", "epsilon"],
-    ["costs", "terms", "lbfgs"],
+    ["costs", "terms", "lbfgs", "linear_solve"],
     ["tile"],
     ["moments", "entries"],
     ["operators"],

@@ -56,7 +56,8 @@ def test_solve_from_files(tmp_path, capsys):
         f"--y={tmp_path}/y.npy --b={tmp_path}/b.npy --cost=euclidean --epsilon=0.1 "
         "--epsilon_unit=mean --tau_a=0.9 --tau_b=0.8 --mesh=2x4 --batch_size=2x3 "
         "--dtype=float64 --precision=high --threshold=1 --min_iterations=12 "
-        f"--acceleration=none --inner_iterations=5 --max_iterations=50 --grad --out={out}".split()
+        "--acceleration=none --inner_iterations=5 --max_iterations=50 --grad "
+        f"--out={out}".split()
     )
     with jax.enable_x64(True):
 
