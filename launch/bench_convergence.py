@@ -24,7 +24,10 @@ from .bench_timing import place
 from .bench_worker import OTT_VARIANTS
 
 # What `solve` is asked to do, by name.
-VARIANTS: dict[str, dict[str, Any]] = {"plain": {}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"acceleration": None},
+    "default": {},
+}
 _OTT = {f"ott {name}": name for name in OTT_VARIANTS}
 _SOLVERS = *VARIANTS, *_OTT
 _POINTS = 1000

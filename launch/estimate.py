@@ -29,7 +29,7 @@ from .sources import open_source
 FITS, DOES_NOT_FIT = 0, 4
 _TASK = "estimate"
 _TIMED = 4096  # the most points of each cloud that are timed
-_SMALLER_TILES = 512, 256, 128
+_SMALLER_TILES = 2048, 1024, 512, 256, 128
 _MOST_DEVICES = 2**16
 # Groups of one device each, listed or as [count,size]: nothing travels.
 _ALONE = re.compile(r"replica_groups=(\{\{\d+\}|\[\d+,1\])")

@@ -27,8 +27,9 @@ from ott_shard.operators import Pairs
 from ott_shard.tile import Block
 from ott_shard.units import CostStatistics
 
-# Measured on CPU (BUILD_NOTES M1): the best tile at d = 3 and 64.
-_DEFAULT_TILE = 1024
+# The side of a tile: the best one measured on CPU (BUILD_NOTES M1); elsewhere a step of
+# the scan must be long beside the start of its kernels (M22, a model of GPUs).
+_TILE_ON_CPU, _TILE_ELSEWHERE = 1024, 4096
 # OTT's default: epsilon = 0.05 x standard deviation of the costs.
 DEFAULT_EPSILON = 0.05
 _PRECISIONS = ("default", "high", "highest")
@@ -61,7 +62,8 @@ class PointCloud:
             weighted by a_i b_j, are 1 where there is no spread, and are constants to
             differentiation.
         batch_size: the most rows and columns in one tile on each device, an int for
-            both or a pair. None: chosen for speed. It changes memory, not results.
+            both or a pair. None: by the kind of device, 1024 on CPU and 4096 on GPU,
+            less for a `Custom` cost. It changes memory, not results.
         mesh: where to compute. None: the mesh of x if it lies on one, else all visible
             devices. Inside jit the mesh of x is not known: pass it. The axis named
             "rows", or else the first, splits x; all others split y.
@@ -137,7 +139,7 @@ class PointCloud:
             mesh=mesh,
             row_axes=row_axes,
             col_axes=col_axes,
-            block=_block(batch_size, precision, cost, xs.shape[1]),
+            block=_block(batch_size, precision, cost, xs.shape[1], mesh),
         )
         self._set(
             *(pairs, epsilon.checked(dtype), relative_epsilon),
@@ -373,9 +375,12 @@ def _as_cost(cost_fn: Any, d: int, dtype: Any) -> costs.CostFn:
     return cost
 
 
-def _block(batch_size: Any, precision: str, cost: costs.CostFn, d: int) -> Block:
+def _block(
+    batch_size: Any, precision: str, cost: costs.CostFn, d: int, mesh: Mesh
+) -> Block:
     if batch_size is None:
-        batch_size = _DEFAULT_TILE
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        batch_size = _TILE_ON_CPU if on_cpu else _TILE_ELSEWHERE
         # A function of two points may make something of size d for each of them.
         costly = isinstance(cost, costs.Custom)
         while costly and batch_size > 64 and batch_size**2 * d > 2**20:

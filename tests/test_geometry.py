@@ -1,5 +1,7 @@
 """PointCloud: statistics, epsilon, layout."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import reference as ref
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import ott_shard as otts
+from ott_shard import geometry
 
 COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
@@ -327,3 +330,22 @@ def test_integers_and_low_precision_are_computed_in_float32():
 def test_lists_are_arrays():
     out = otts.solve(otts.PointCloud([[0.0], [1.0]], [[0.5]], epsilon=1.0))
     np.testing.assert_allclose(out.primal_cost, 0.25, rtol=1e-6)
+
+
+class Elsewhere:
+    """Of a mesh no more is asked than the kind of its devices."""
+
+    def __init__(self, platform):
+        self.devices = np.asarray([SimpleNamespace(platform=platform)])
+
+
+@pytest.mark.parametrize(("platform", "side"), [("cpu", 1024), ("gpu", 4096)])
+def test_a_tile_is_for_the_kind_of_device(platform, side):
+    mesh = Elsewhere(platform)
+    plain = geometry._block(None, "highest", otts.costs.SqEuclidean(), 64, mesh)
+    assert (plain.rows, plain.cols) == (side, side)
+    # A function may make [rows, cols, d].
+    custom = otts.costs.Custom(lambda x, y: jnp.sum(abs(x - y)))
+    assert geometry._block(None, "highest", custom, 64, mesh).rows == 128
+    given = geometry._block((7, 9), "highest", custom, 64, mesh)
+    assert (given.rows, given.cols) == (7, 9)
