@@ -183,7 +183,7 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     # Of another epsilon nothing is known, but for where to start.
     new = (now.epsilon != problem.epsilon) | (now.iteration == 0)
     memory = Memory(now.steps, now.changes, now.share).cleared(new)
-    gradient = objective.ascent(problem, now.psi, state.transform)
+    gradient = _gradient(problem, now.psi, state.transform)
     along = lbfgs.direction(memory, gradient, b)
     slope = dot(b * gradient, along)
     plain = ~(slope > 0) | (now.stale >= _DOUBT)
@@ -192,7 +192,7 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     psi = jnp.where(plain | (b == 0), follow, now.psi + memory.share * along)
     phi = problem.settled(problem.tau_a * problem.to_rows(psi))
     transform = problem.to_cols(phi)
-    change = gradient - objective.ascent(problem, psi, transform)
+    change = gradient - _gradient(problem, psi, transform)
     end = slope - dot(b * change, along)
     good = plain | lbfgs.is_good(slope, end)
     step = jnp.where(b > 0, psi - now.psi, 0.0)
@@ -204,3 +204,13 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     made = (phi, psi, transform), (now.phi, now.psi, state.transform)
     phi, psi, transform = (jnp.where(good, u, v) for u, v in zip(*made, strict=True))
     return now._replace(phi=phi, psi=psi, **memory._asdict()), transform
+
+
+def _gradient(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
+    """Of the dual, per weight, [m padded]; along constants 0 where they change nothing.
+
+    There a difference of the masses, if only a rounding, would be climbed for ever.
+    """
+    gradient, b = objective.ascent(problem, psi, transform), problem.b
+    balanced = (problem.tau_a == 1) & (problem.tau_b == 1)
+    return gradient - jnp.where(balanced, dot(b, gradient) / b.sum(), 0.0)

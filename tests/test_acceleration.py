@@ -200,6 +200,20 @@ def test_tau_just_below_one_converges():
     assert not solve(0.5, **options, **PLAIN).converged
 
 
+def test_masses_that_differ_by_a_rounding():
+    """The dual has no maximum then, and a slope along constants that is not climbed."""
+    with jax.enable_x64(True):
+        x, y = clouds(13, 9, dtype=np.float64)
+        b = np.full(9, (1 + 4e-9) / 9)
+        limits = dict(x=x, y=y, threshold=1e-12, max_iterations=1000)
+        out = jax.jit(lambda b: solve(0.3, b=b, **limits))(b)
+        plain = solve(0.3, **limits)
+        assert out.status is not otts.Status.CONVERGED and plain.converged
+        np.testing.assert_allclose(out.marginal_error, 4e-9, rtol=0.1)
+        ref.assert_close(out.f - out.f[0], plain.f - plain.f[0], 1e-8)
+        assert abs(out.f).max() < 10
+
+
 def test_a_batch_of_problems():
     x, y = clouds(13, 9)
     epsilons = np.asarray([0.05, 0.2, 1.0], np.float32)
