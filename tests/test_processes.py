@@ -101,6 +101,7 @@ def test_as_one_process(folder, alone, count, devices):
     assert "reg_ot_cost" in out and "converged" in out
     (want, arrays), (record, got) = alone, results(folder, f"several{count}")
     assert record["processes"] == count and record["devices"] == 4
+    assert record["temp_bytes_per_device"] is None and "see ott-shard estimate" in out
     for name in ("reg_ot_cost", "n_iters", "errors", "epsilon", "grad_norm", "n", "m"):
         close(record[name], want[name])
     assert set(got) == set(arrays) == {"f", "g", "grad_x", "grad_y"}
