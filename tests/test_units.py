@@ -1,6 +1,9 @@
 """What costs and epsilon are measured in: statistics, schedules, storage."""
 
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -266,3 +269,33 @@ def test_float64_without_x64_is_said():
         assert otts.PointCloud(x, x, mesh=otts.make_mesh(1, 1)).dtype == np.float64
     # A list asks for nothing.
     otts.PointCloud([[0.0]], [[1.0]], mesh=otts.make_mesh(1, 1))
+
+
+MEASURED = """
+import jax
+import numpy as np
+import ott_shard as otts
+from ott_shard import operators
+
+jax.config.update("jax_num_cpu_devices", 2)
+x = np.random.default_rng(0).normal(size=(20_000, 20)).astype("float32")
+geom = otts.PointCloud(x, x + 1, mesh=otts.make_mesh(), batch_size=256)
+a, b = geom.weights(None, 0), geom.weights(None, 1)
+program = operators.cost_moments.lower(geom.pairs, a, b).compile()
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+before = resident()
+jax.block_until_ready(program(geom.pairs, a, b))
+assert resident() - before < 45, resident() - before
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says")
+def test_nothing_is_kept_of_a_tile():
+    """XLA keeps some memory for every sum over a tile, of 6,241 here 97 MiB."""
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", MEASURED], check=True, cwd=root, timeout=120)
