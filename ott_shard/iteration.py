@@ -64,7 +64,8 @@ def proceed(problem: Problem, now: Snapshot, settings: Settings) -> State:
 
 
 def at(problem: Problem, now: Snapshot, size: jax.Array) -> State:
-    """With what follows from it."""
+    """With what follows from it, laid out as iterations leave it."""
+    now = now.split(problem.pairs)
     return State(now, _with(problem, now.epsilon).to_cols(now.phi), size)
 
 

@@ -10,6 +10,7 @@ from ott_shard import _checks, mesh as meshes
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
 from ott_shard.lbfgs import Acceleration
+from ott_shard.operators import Pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +109,7 @@ class Snapshot(NamedTuple):
         Raises:
             ValueError: if it is of other numbers of points.
         """
-        sizes, axes = (geom.n, geom.m), (geom.pairs.row_axes, geom.pairs.col_axes)
-        ends = {}
+        sizes, ends = (geom.n, geom.m), {}
         for name, i in CLOUD.items():
             rows = _checks.real_array(f"init.{name}", getattr(self, name))
             if rows.ndim == 0 or len(rows) != sizes[i]:
@@ -117,10 +117,20 @@ class Snapshot(NamedTuple):
                     f"init.{name} must be of {sizes[i]} points, got shape {rows.shape}"
                     ": a snapshot is of one problem; for another give its f and g"
                 )
-            ends[name] = meshes.place(rows.astype(geom.dtype), geom.mesh, axes[i])
+            ends[name] = rows.astype(geom.dtype)
         for name in ("epsilon", "error", "errors", "floor", "lowest", "share"):
             ends[name] = jnp.asarray(getattr(self, name), geom.dtype)
-        return self._replace(**ends)
+        return self._replace(**ends).split(geom.pairs)
+
+    def split(self, pairs: Pairs) -> "Snapshot":
+        """Laid out as the points are, whose padding it has."""
+        axes = pairs.row_axes, pairs.col_axes
+        return self._replace(
+            **{
+                k: meshes.place(getattr(self, k), pairs.mesh, axes[i])
+                for k, i in CLOUD.items()
+            }
+        )
 
     def history(self, checks: int) -> jax.Array:
         """The errors for a run of so many checks."""

@@ -1,5 +1,8 @@
 """Accelerated solutions: the same ones, in fewer iterations, whatever a step is."""
 
+import collections
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,15 +66,19 @@ def test_fewer_iterations(epsilon, times):
         assert times * int(fast.n_iters) < int(plain.n_iters)
 
 
-def test_options():
-    """Each does something, and none is needed to converge."""
-    counts = {}
-    for memory, decay in ((8, 0.25), (1, 0.25), (8, 1.0), (8, 0.7)):
-        out = solve(0.01, acceleration=otts.Acceleration(memory, decay))
-        assert out.converged
-        counts[memory, decay] = int(out.n_iters)
-    default = counts.pop((8, 0.25))
-    assert all(count > default for count in counts.values())
+@pytest.mark.parametrize(("memory", "decay"), [(1, 0.7), (8, 1.0)])
+def test_options(memory, decay):
+    """None is needed to converge."""
+    seen = []
+    watch = dict(inner_iterations=1, watch=lambda _, now: seen.append(now))
+    out = solve(0.01, acceleration=otts.Acceleration(memory, decay), **watch)
+    assert out.converged and int(out.n_iters) < 150
+    assert seen[-1].steps.shape == seen[-1].changes.shape == (45, memory)
+    assert np.any(np.asarray(seen[-1].steps) != 0)
+    epsilons = np.asarray([float(now.epsilon) for now in seen])
+    lowered = epsilons[epsilons < epsilons[0]]
+    assert decay < 1 or not len(lowered)
+    np.testing.assert_allclose(lowered[:1], decay * epsilons[:1][: len(lowered)])
 
 
 def test_epsilon_comes_down_by_itself():
@@ -233,7 +240,11 @@ def test_no_program_gathers():
 
     fast, plain = texts(), texts(**PLAIN)
     assert "all-gather(" not in fast
-    assert fast.count("all-reduce(") <= plain.count("all-reduce(") + 6
+    wanted = r"= f32\[([\d,]*)\]\S* all-reduce\(.*op_name=\S*/while/body/while/body/"
+    sums = (re.findall(wanted, text) for text in (fast, plain))
+    more = collections.Counter(next(sums)) - collections.Counter(next(sums))
+    # Numbers, and the products of all that is learnt from with itself.
+    assert set(more) == {"", "17,17"} and more["17,17"] == 1 and more[""] <= 6
 
 
 @pytest.mark.parametrize(
