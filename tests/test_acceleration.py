@@ -234,17 +234,14 @@ def test_no_program_gathers():
     mesh = otts.make_mesh(4, 2)
     x, y = clouds(64, 48)
 
-    def texts(**how):
-        run = jax.jit(lambda e: solve(e, x=x, y=y, mesh=mesh, **how).f)
-        return run.lower(0.1).compile().as_text()
-
-    fast, plain = texts(), texts(**PLAIN)
-    assert "all-gather(" not in fast
-    wanted = r"= f32\[([\d,]*)\]\S* all-reduce\(.*op_name=\S*/while/body/while/body/"
-    sums = (re.findall(wanted, text) for text in (fast, plain))
-    more = collections.Counter(next(sums)) - collections.Counter(next(sums))
-    # Numbers, and the products of all that is learnt from with itself.
-    assert set(more) == {"", "17,17"} and more["17,17"] == 1 and more[""] <= 6
+    run = jax.jit(lambda e: solve(e, x=x, y=y, mesh=mesh).f)
+    text = run.lower(0.1).compile().as_text()
+    assert "all-gather(" not in text
+    found = re.findall(r"= (.*) all-reduce\(.*op_name=\S*/while/body/while/body/", text)
+    sums = collections.Counter(re.findall(r"f32\[([\d,]*)\]", " ".join(found)))
+    # Of a pass two each; numbers; products of all that is learnt from with itself.
+    assert sums.pop("") <= 9
+    assert sums == {"16": 2, "24": 2, "17,17": 1}
 
 
 @pytest.mark.parametrize(
