@@ -19,10 +19,10 @@ from ott_shard.pairwise import dot
 from ott_shard.problem import Problem
 from ott_shard.state import Settings, Snapshot, State
 
-# So many checks without a smaller error, at the level of rounding, are a stall.
-_PATIENCE = 10
+# So many iterations without a smaller error, at the level of rounding, are a stall.
+_PATIENCE = 100
 # So many, and the steps are Sinkhorn's own.
-_DOUBT = 5
+_DOUBT = 50
 # Of the size of the costs: where annealing starts.
 _WARM = 0.3
 # Of the mass: the error that is enough for an epsilon on the way.
@@ -35,8 +35,8 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
     if settings.symmetric and phi is not None:
         psi = problem.pairs.T.mirror(phi)
     size = operators.cost_size(problem.pairs, problem.a, problem.b)
-    epsilon, how = problem.epsilon, settings.acceleration
-    if how is not None and how.decay < 1 and phi is None:
+    epsilon = problem.epsilon
+    if phi is None and settings.decay < 1:
         epsilon = jnp.fmax(epsilon, _WARM * size)
     unknown = jnp.full((), jnp.inf, psi.dtype)
     now = Snapshot(
@@ -49,17 +49,17 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
         floor=jnp.zeros_like(unknown),
         lowest=unknown,
         stale=jnp.int32(0),
-        **Memory.empty(psi, how.memory if how else 0)._asdict(),
+        **Memory.empty(psi, settings.memory)._asdict(),
     )
+    now = now._replace(epsilon=_next_epsilon(problem, now, settings))
     return at(problem, now, size)
 
 
 def proceed(problem: Problem, now: Snapshot, settings: Settings) -> State:
     """Go on from a snapshot, also of a run with other settings."""
     now = now._replace(errors=now.history(settings.limits.checks))
-    size = settings.acceleration.memory if settings.acceleration else 0
-    if now.steps.shape[1] != size:
-        now = now._replace(**Memory.empty(now.psi, size)._asdict())
+    if now.steps.shape[1] != settings.memory:
+        now = now._replace(**Memory.empty(now.psi, settings.memory)._asdict())
     return at(problem, now, operators.cost_size(problem.pairs, problem.a, problem.b))
 
 
@@ -120,13 +120,7 @@ def advance(
         state = lax.while_loop(going_on, iterate, state)
     now = state.now
     check = (now.iteration - 1) // limits.inner_iterations
-    better = (now.lowest < before.lowest) | (now.epsilon > problem.epsilon)
-    return state._replace(
-        now=now._replace(
-            errors=now.errors.at[check].set(now.error),
-            stale=jnp.where(better, 0, now.stale + 1),
-        )
-    )
+    return state._replace(now=now._replace(errors=now.errors.at[check].set(now.error)))
 
 
 def _iterate(problem: Problem, state: State, settings: Settings) -> State:
@@ -135,19 +129,22 @@ def _iterate(problem: Problem, state: State, settings: Settings) -> State:
     local = _with(problem, epsilon)
     if settings.symmetric:
         now, transform = _symmetric_step(local, state)
-    elif settings.acceleration is None:
-        now, transform = _step(local, state)
-    else:
+    elif settings.memory:
         now, transform = _learning_step(local, state)
+    else:
+        now, transform = _step(local, state)
     phi, psi, seen = lax.stop_gradient((now.phi, now.psi, transform))
     error = objective.marginal_error(local, psi, seen)
+    at_target = epsilon <= problem.epsilon
+    better = ~at_target | (error < before.lowest)
     lowest = jnp.fmin(error, before.lowest)
     now = now._replace(
         iteration=before.iteration + 1,
         epsilon=epsilon,
         error=error,
         floor=objective.error_floor(local, phi, psi, state.size),
-        lowest=jnp.where(epsilon <= problem.epsilon, lowest, before.lowest),
+        lowest=jnp.where(at_target, lowest, before.lowest),
+        stale=jnp.where(better, 0, before.stale + 1),
     )
     return State(now, transform, state.size)
 
@@ -156,8 +153,8 @@ def _next_epsilon(problem: Problem, now: Snapshot, settings: Settings) -> jax.Ar
     """By the schedule, or by the error; at the last iteration always the target."""
     target, schedule = problem.epsilon, problem.schedule
     epsilon = schedule.at(now.iteration)
-    if settings.acceleration and not settings.symmetric:
-        lower = jnp.maximum(settings.acceleration.decay * now.epsilon, target)
+    if settings.memory:
+        lower = jnp.maximum(settings.decay * now.epsilon, target)
         lower = jnp.where(now.error <= _ROUGH * problem.b.sum(), lower, now.epsilon)
         epsilon = jnp.where(schedule.init > target, epsilon, lower)
     last = now.iteration >= settings.limits.max_iterations - 1

@@ -60,6 +60,17 @@ class Settings(NamedTuple):
     acceleration: Acceleration | None
     symmetric: bool = False
 
+    @property
+    def memory(self) -> int:
+        """How many steps are learnt from; 0: none."""
+        how = self.acceleration
+        return 0 if how is None or self.symmetric else how.memory
+
+    @property
+    def decay(self) -> float:
+        """Of epsilon, if it comes down by itself; 1: it does not."""
+        return self.acceleration.decay if self.acceleration and self.memory else 1.0
+
 
 class Snapshot(NamedTuple):
     """A state to go on from: what ``solve(..., watch=)`` shows at every check.
@@ -77,7 +88,7 @@ class Snapshot(NamedTuple):
         errors: at all checks, -1 for those to come.
         floor: the error that rounding makes besides, about.
         lowest: the smallest error at the target epsilon.
-        stale: how many checks ago that was.
+        stale: how many iterations ago that was.
         steps: [m, memory], see :class:`ott_shard.lbfgs.Memory`.
         changes: [m, memory].
         share: of the next step.

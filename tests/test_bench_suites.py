@@ -225,7 +225,7 @@ def test_a_flag_is_not_believed(two_points, capsys, tmp_path, monkeypatch):
     assert cells["ott default"] == "14"
     assert cells["ott momentum"] == "not in 14, says it did"
     labels = {point.label for point in bench_convergence.SUITE.points(record)}
-    assert labels == {"plain", "ott default"}
+    assert labels == {"plain", "default", "ott default"}
 
 
 def test_marginal_errors_are_those_of_the_plan(monkeypatch):
