@@ -180,6 +180,7 @@ def sinkhorn_divergence(
         mesh=mesh,
         precision=precision,
     )
+    own = settings._replace(symmetric=True, acceleration=None)
     tau_a, tau_b, threshold = (
         _checks.scalar(name, value, up_to=limit, dtype=geom.dtype)
         for name, value, limit in (
@@ -196,7 +197,7 @@ def sinkhorn_divergence(
         data = geom, a, b, tau_a, tau_b
         return sinkhorn.run(
             data,
-            settings._replace(symmetric=same_tau and name != "xy"),
+            own if same_tau and name != "xy" else settings,
             start=initial.potential(earlier[name], data),
             threshold=threshold,
             term=name,

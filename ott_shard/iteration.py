@@ -23,6 +23,8 @@ from ott_shard.state import Settings, Snapshot, State
 _PATIENCE = 100
 # So many, and the steps are Sinkhorn's own.
 _DOUBT = 50
+# In units of epsilon: a step by which rounding does not hide what it has done.
+_LONGEST = 1e4
 # Of the size of the costs: where annealing starts.
 _WARM = 0.3
 # Of the mass: the error that is enough for an epsilon on the way.
@@ -35,9 +37,11 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
     if settings.symmetric and phi is not None:
         psi = problem.pairs.T.mirror(phi)
     size = operators.cost_size(problem.pairs, problem.a, problem.b)
-    epsilon = problem.epsilon
-    if phi is None and settings.decay < 1:
-        epsilon = jnp.fmax(epsilon, _WARM * size)
+    epsilon, how = problem.epsilon, settings.acceleration
+    if phi is None and how and how.decay < 1:
+        # For tau < 1 potentials are of the size of rho: 0 is a better start.
+        warm = jnp.where(problem.balanced, _WARM * size, 0.0)
+        epsilon = jnp.fmax(epsilon, warm)
     unknown = jnp.full((), jnp.inf, psi.dtype)
     now = Snapshot(
         jnp.zeros_like(problem.a) if phi is None else phi,
@@ -49,7 +53,7 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
         floor=jnp.zeros_like(unknown),
         lowest=unknown,
         stale=jnp.int32(0),
-        **Memory.empty(psi, settings.memory)._asdict(),
+        **Memory.empty(psi, how.memory if how else 0)._asdict(),
     )
     now = now._replace(epsilon=_next_epsilon(problem, now, settings))
     return at(problem, now, size)
@@ -58,8 +62,9 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
 def proceed(problem: Problem, now: Snapshot, settings: Settings) -> State:
     """Go on from a snapshot, also of a run with other settings."""
     now = now._replace(errors=now.history(settings.limits.checks))
-    if now.steps.shape[1] != settings.memory:
-        now = now._replace(**Memory.empty(now.psi, settings.memory)._asdict())
+    memory = settings.acceleration.memory if settings.acceleration else 0
+    if now.steps.shape[1] != memory:
+        now = now._replace(**Memory.empty(now.psi, memory)._asdict())
     return at(problem, now, operators.cost_size(problem.pairs, problem.a, problem.b))
 
 
@@ -129,33 +134,36 @@ def _iterate(problem: Problem, state: State, settings: Settings) -> State:
     local = _with(problem, epsilon)
     if settings.symmetric:
         now, transform = _symmetric_step(local, state)
-    elif settings.memory:
+    elif settings.acceleration:
         now, transform = _learning_step(local, state)
     else:
         now, transform = _step(local, state)
     phi, psi, seen = lax.stop_gradient((now.phi, now.psi, transform))
     error = objective.marginal_error(local, psi, seen)
-    at_target = epsilon <= problem.epsilon
-    better = ~at_target | (error < before.lowest)
-    lowest = jnp.fmin(error, before.lowest)
+    lowest = jnp.where(epsilon == before.epsilon, before.lowest, jnp.inf)
     now = now._replace(
         iteration=before.iteration + 1,
         epsilon=epsilon,
         error=error,
         floor=objective.error_floor(local, phi, psi, state.size),
-        lowest=jnp.where(at_target, lowest, before.lowest),
-        stale=jnp.where(better, 0, before.stale + 1),
+        lowest=jnp.fmin(error, lowest),
+        stale=jnp.where(error < lowest, 0, before.stale + 1),
     )
     return State(now, transform, state.size)
 
 
 def _next_epsilon(problem: Problem, now: Snapshot, settings: Settings) -> jax.Array:
-    """By the schedule, or by the error; at the last iteration always the target."""
+    """By the schedule, or by the error; at the last iteration always the target.
+
+    An error that rounding keeps large, or that only falls slowly, is not waited for.
+    """
     target, schedule = problem.epsilon, problem.schedule
-    epsilon = schedule.at(now.iteration)
-    if settings.memory:
-        lower = jnp.maximum(settings.decay * now.epsilon, target)
-        lower = jnp.where(now.error <= _ROUGH * problem.b.sum(), lower, now.epsilon)
+    epsilon, how = schedule.at(now.iteration), settings.acceleration
+    if how and how.decay < 1:
+        enough = _ROUGH * objective.wanted_mass(problem, now.psi)
+        ready = (now.error <= enough) | (now.stale >= _PATIENCE)
+        lower = jnp.maximum(how.decay * now.epsilon, target)
+        lower = jnp.where(ready, lower, now.epsilon)
         epsilon = jnp.where(schedule.init > target, epsilon, lower)
     last = now.iteration >= settings.limits.max_iterations - 1
     return jnp.where(last, target, epsilon)
@@ -184,7 +192,8 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     gradient = _gradient(problem, now.psi, state.transform)
     along = lbfgs.direction(memory, gradient, b)
     slope = dot(b * gradient, along)
-    plain = ~(slope > 0) | (now.stale >= _DOUBT)
+    visible = jnp.max(jnp.abs(along)) <= _LONGEST * problem.epsilon
+    plain = ~((slope > 0) & visible) | (now.stale >= _DOUBT)
     follow = problem.T.settled(problem.tau_b * state.transform)
     # A point without weight is in no product: it follows the others.
     psi = jnp.where(plain | (b == 0), follow, now.psi + memory.share * along)
@@ -209,6 +218,8 @@ def _gradient(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Arr
 
     There a difference of the masses, if only a rounding, would be climbed for ever.
     """
-    gradient, b = objective.ascent(problem, psi, transform), problem.b
-    balanced = (problem.tau_a == 1) & (problem.tau_b == 1)
-    return gradient - jnp.where(balanced, dot(b, gradient) / b.sum(), 0.0)
+    b = problem.b
+    # Without weight it may be huge.
+    gradient = jnp.where(b > 0, objective.ascent(problem, psi, transform), 0.0)
+    mean = jnp.where(problem.balanced, dot(b, gradient) / b.sum(), 0.0)
+    return jnp.where(b > 0, gradient - mean, 0.0)

@@ -25,8 +25,8 @@ class Acceleration:
 
     Epsilon starts at 0.3 times the size of the costs and is multiplied by `decay`
     whenever the marginal error is within 5 % of the mass: each epsilon starts from the
-    potentials of the last. (Not so if there is an ``init=``, or a schedule: these are
-    followed.) At each epsilon steps are those of L-BFGS in the inner product of the
+    potentials of the last. (Not so if there is an ``init=`` or a schedule, which are
+    followed, nor if a tau is below 1, where it does not pay.) At each epsilon steps are those of L-BFGS in the inner product of the
     weights b. A step at whose end the dual falls steeply is taken back and tried
     shorter, then given up for one of Sinkhorn's; and whenever the error has not fallen
     for 50 iterations only Sinkhorn's steps are made until it does. So a run needs at
@@ -142,4 +142,5 @@ def is_good(slope: jax.Array, end: jax.Array) -> jax.Array:
 
 def shorter(share: jax.Array, slope: jax.Array, end: jax.Array) -> jax.Array:
     """The share of a step that was too long: where its slope would be 0, if linear."""
-    return share * jnp.clip(slope / (slope - end), 0.05, 0.5)
+    ratio = slope / (slope - end)
+    return share * jnp.where(ratio > 0.05, jnp.minimum(ratio, 0.5), 0.05)  # also if NaN

@@ -92,8 +92,8 @@ def ascent(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
 
     By how much the column sums are too small, for the c-transform of that phi.
     """
-    wanted = jnp.exp(capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
-    return wanted - jnp.exp(capped((psi - transform) / problem.epsilon))
+    sums = jnp.exp(capped((psi - transform) / problem.epsilon))
+    return _wanted_density(problem, psi) - sums
 
 
 def marginal_error(problem: Problem, psi, transform) -> jax.Array:
@@ -157,8 +157,16 @@ def _marginal_gap(problem: Problem, phi: jax.Array, sums: jax.Array) -> jax.Arra
 
 def _wanted_sums(problem: Problem, psi: jax.Array) -> jax.Array:
     """b (balanced) or b exp(-psi / rho_b), [m padded]."""
-    inverse_rho = _inverse_rho(problem.epsilon, problem.tau_b)
-    return problem.b * jnp.exp(capped(-psi * inverse_rho))
+    return problem.b * _wanted_density(problem, psi)
+
+
+def _wanted_density(problem: Problem, psi: jax.Array) -> jax.Array:
+    return jnp.exp(capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
+
+
+def wanted_mass(problem: Problem, psi: jax.Array) -> jax.Array:
+    """Of the plan: not that of b if unbalanced."""
+    return _wanted_sums(problem, psi).sum()
 
 
 def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
@@ -174,7 +182,7 @@ def error_floor(problem: Problem, phi, psi, size) -> jax.Array:
         share = jnp.maximum(share, dot(w, w) / jnp.square(w.sum()))
     rounding = jnp.finfo(phi.dtype).eps / 2
     factor = 0.75 * (1 + share)
-    mass = _wanted_sums(problem, psi).sum()  # of the plan: not b's if unbalanced
+    mass = wanted_mass(problem, psi)
     return rounding * (4 + factor * size / problem.epsilon) * mass
 
 

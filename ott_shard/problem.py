@@ -63,6 +63,11 @@ class Problem:
         return self.schedule.target
 
     @property
+    def balanced(self) -> jax.Array:
+        """Bool scalar: both marginals are constraints."""
+        return (self.tau_a == 1) & (self.tau_b == 1)
+
+    @property
     def T(self) -> "Problem":  # noqa: N802 (the transpose is called T everywhere)
         """The same problem with rows and columns swapped."""
         return dataclasses.replace(

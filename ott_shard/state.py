@@ -60,17 +60,6 @@ class Settings(NamedTuple):
     acceleration: Acceleration | None
     symmetric: bool = False
 
-    @property
-    def memory(self) -> int:
-        """How many steps are learnt from; 0: none."""
-        how = self.acceleration
-        return 0 if how is None or self.symmetric else how.memory
-
-    @property
-    def decay(self) -> float:
-        """Of epsilon, if it comes down by itself; 1: it does not."""
-        return self.acceleration.decay if self.acceleration and self.memory else 1.0
-
 
 class Snapshot(NamedTuple):
     """A state to go on from: what ``solve(..., watch=)`` shows at every check.
@@ -87,7 +76,7 @@ class Snapshot(NamedTuple):
         error: of the marginal, at the last check.
         errors: at all checks, -1 for those to come.
         floor: the error that rounding makes besides, about.
-        lowest: the smallest error at the target epsilon.
+        lowest: the smallest error at this epsilon.
         stale: how many iterations ago that was.
         steps: [m, memory], see :class:`ott_shard.lbfgs.Memory`.
         changes: [m, memory].

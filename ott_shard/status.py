@@ -26,7 +26,7 @@ _SENTENCES = {
     ),
     Status.MAX_ITERATIONS: (
         "max_iterations was reached before the threshold: (a) raise max_iterations, "
-        "(b) use a larger epsilon, or (c) come down to it by an Epsilon schedule"
+        "(b) use a larger epsilon, or (c) leave `acceleration` at its default"
     ),
     Status.NOT_FINITE: (
         "a NaN or an infinity appeared: (a) the points or weights contain one, (b) "

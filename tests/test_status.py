@@ -135,7 +135,9 @@ def test_a_stall_is_said_and_ends_the_run():
     assert out.status is otts.Status.STALLED and not bool(out.converged)
     assert int(out.n_iters) < 1000
     assert float(out.error_floor) > 1e-3
-    with pytest.raises(RuntimeError, match="rounding allows no smaller.*float64.*0\\."):
+    with pytest.raises(
+        RuntimeError, match="rounding allows no smaller.*float64.*[1-9]\\d* iterations"
+    ):
         out.raise_if_failed()
 
 
