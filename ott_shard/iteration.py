@@ -185,26 +185,28 @@ def _symmetric_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array
 
 def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
     """See :class:`ott_shard.lbfgs.Acceleration`."""
-    now, b = state.now, problem.b
+    now = state.now
     # Of another epsilon nothing is known, but for where to start.
     new = (now.epsilon != problem.epsilon) | (now.iteration == 0)
-    memory = Memory(now.steps, now.changes, now.share).cleared(new)
+    memory = now.memory.cleared(new)
     gradient = _gradient(problem, now.psi, state.transform)
-    along = lbfgs.direction(memory, gradient, b)
-    slope = dot(b * gradient, along)
-    visible = jnp.max(jnp.abs(along)) <= _LONGEST * problem.epsilon
+    along = lbfgs.direction(memory, gradient)
+    slope = dot(gradient, along)
+    # A point without weight is in no product: it follows the others.
+    root = jnp.sqrt(problem.b)
+    heavy = root > 0
+    move = jnp.where(heavy, along / jnp.where(heavy, root, 1.0), 0.0)
+    visible = jnp.max(jnp.abs(move)) <= _LONGEST * problem.epsilon
     plain = ~((slope > 0) & visible) | (now.stale >= _DOUBT)
     follow = problem.T.settled(problem.tau_b * state.transform)
-    # A point without weight is in no product: it follows the others.
-    psi = jnp.where(plain | (b == 0), follow, now.psi + memory.share * along)
+    psi = jnp.where(plain | ~heavy, follow, now.psi + memory.share * move)
     phi = problem.settled(problem.tau_a * problem.to_rows(psi))
     transform = problem.to_cols(phi)
     change = gradient - _gradient(problem, psi, transform)
-    end = slope - dot(b * change, along)
+    end = slope - dot(change, along)
     good = plain | lbfgs.is_good(slope, end)
-    step = jnp.where(b > 0, psi - now.psi, 0.0)
-    curvature = jnp.where(good & ~new, dot(b * step, change), 0.0)
-    longer = memory.learnt(step, change, curvature)
+    step = jnp.where(heavy, root * (psi - now.psi), 0.0)
+    longer = memory.learnt(step, change, good & ~new & (dot(step, change) > 0))
     # Tried once more, and then given up with all that led to it.
     share = jnp.where(good, 1.0, lbfgs.shorter(memory.share, slope, end))
     memory = longer._replace(share=share).cleared(~good & (memory.share < 1))
@@ -214,12 +216,12 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
 
 
 def _gradient(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
-    """Of the dual, per weight, [m padded]; along constants 0 where they change nothing.
+    """Of the dual, per root of weight, [m padded]; 0 along constants, if in balance.
 
     There a difference of the masses, if only a rounding, would be climbed for ever.
     """
-    b = problem.b
-    # Without weight it may be huge.
-    gradient = jnp.where(b > 0, objective.ascent(problem, psi, transform), 0.0)
-    mean = jnp.where(problem.balanced, dot(b, gradient) / b.sum(), 0.0)
-    return jnp.where(b > 0, gradient - mean, 0.0)
+    root, b = jnp.sqrt(problem.b), problem.b
+    # Without weight the slope may be huge.
+    gradient = root * jnp.where(b > 0, objective.ascent(problem, psi, transform), 0.0)
+    mean = dot(root, gradient) / b.sum()
+    return gradient - jnp.where(problem.balanced, mean, 0.0) * root

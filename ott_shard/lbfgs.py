@@ -23,15 +23,16 @@ _OVERSHOOT = 0.8
 class Acceleration:
     """Annealing of epsilon, and L-BFGS steps on the dual, safeguarded.
 
-    Epsilon starts at 0.3 times the size of the costs and is multiplied by `decay`
-    whenever the marginal error is within 5 % of the mass: each epsilon starts from the
-    potentials of the last. (Not so if there is an ``init=`` or a schedule, which are
-    followed, nor if a tau is below 1, where it does not pay.) At each epsilon steps are those of L-BFGS in the inner product of the
+    Epsilon starts at 0.3 times the size of the costs, or at the target if that is
+    larger, and is multiplied by `decay` whenever the marginal error is within 5 % of
+    the mass: each epsilon starts from the potentials of the last. (Not so if there is
+    an ``init=`` or a schedule, which are followed, nor if a tau is below 1, where it
+    does not pay.) At each epsilon steps are those of L-BFGS in the inner product of the
     weights b. A step at whose end the dual falls steeply is taken back and tried
     shorter, then given up for one of Sinkhorn's; and whenever the error has not fallen
     for 50 iterations only Sinkhorn's steps are made until it does. So a run needs at
-    the worst a few times the iterations of a plain one; it needs about a fifth of them
-    at epsilon = 0.01 x std of the costs, and a twentieth at 0.001 (BUILD_NOTES M19).
+    the worst a few times the iterations of a plain one; it needs about a tenth of them
+    at epsilon = 0.01 x std of the costs, and a fortieth at 0.001 (BUILD_NOTES M19).
 
     An iteration is two passes over the pairs, as ever. Memory: 2 `memory` m numbers,
     split like y.
@@ -73,66 +74,73 @@ DEFAULT = Acceleration()
 
 
 class Memory(NamedTuple):
-    """What steps are made from.
+    """What steps are made from; times the root of the weights, [m] numbers each.
 
     Attributes:
-        steps: [m, memory], the last ones, the newest at the end; 0: none yet.
+        steps: [m, memory], the last ones, in turn.
         changes: [m, memory], of the gradient over each, per weight, downwards.
+        count: how many there have been; 0: nothing is known.
         share: scalar, of the step that is tried next; below 1 it is tried again.
     """
 
     steps: jax.Array
     changes: jax.Array
+    count: jax.Array
     share: jax.Array
 
     @classmethod
     def empty(cls, psi: jax.Array, size: int) -> "Memory":
         """Of no steps, for potentials like psi."""
         none = jnp.zeros_like(psi, shape=(len(psi), size))
-        return cls(none, none, jnp.ones((), psi.dtype))
+        return cls(none, none, jnp.int32(0), jnp.ones((), psi.dtype))
 
     def cleared(self, when: jax.Array) -> "Memory":
         """Without any steps, if `when`."""
-        steps, changes = (jnp.where(when, 0.0, z) for z in self[:2])
-        return Memory(steps, changes, jnp.where(when, 1.0, self.share))
-
-    def learnt(
-        self, step: jax.Array, change: jax.Array, curvature: jax.Array
-    ) -> "Memory":
-        """With one step more, if the dual is curved along it as it should be."""
-
-        def push(columns, new):
-            longer = jnp.concatenate([columns[:, 1:], new[:, None]], axis=1)
-            return jnp.where(curvature > 0, longer, columns)
-
         return self._replace(
-            steps=push(self.steps, step), changes=push(self.changes, change)
+            count=jnp.where(when, 0, self.count), share=jnp.where(when, 1.0, self.share)
         )
 
+    def learnt(self, step: jax.Array, change: jax.Array, when: jax.Array) -> "Memory":
+        """With one step more, if `when`; in place of the oldest."""
+        slot = self.count % self.steps.shape[1]
 
-def direction(memory: Memory, gradient: jax.Array, weights: jax.Array) -> jax.Array:
+        def put(columns, new):  # one column is written, whatever happens
+            return columns.at[:, slot].set(jnp.where(when, new, columns[:, slot]))
+
+        steps, changes = put(self.steps, step), put(self.changes, change)
+        return Memory(steps, changes, self.count + when, self.share)
+
+
+def direction(memory: Memory, gradient: jax.Array) -> jax.Array:
     """H gradient, [m], for the inverse Hessian H that L-BFGS has of D; 0 for no memory.
 
-    Gradients are per weight, and inner products weighted: so is the Hessian of Sinkhorn
-    preconditioned, with eigenvalues in [0, 1] / epsilon. H in compact form, by one
-    product of a [m, 2 memory + 1] matrix with itself (Byrd et al., Representations of
-    quasi-Newton matrices and their use in limited memory methods, 1994, equation 3.1).
+    Both times the root of the weights, so that inner products are plain: in these the
+    Hessian is Sinkhorn's preconditioned one, with eigenvalues in [0, 1] / epsilon. H is
+    in compact form, which asks for a few products of [m, memory] matrices at once (Byrd
+    et al., Representations of quasi-Newton matrices and their use in limited memory
+    methods, 1994, equation 3.1).
     """
-    size = memory.steps.shape[1]
-    basis = jnp.concatenate([memory.steps, memory.changes, gradient[:, None]], axis=1)
-    gram = inner((weights[:, None] * basis).T, basis.T, "highest")
-    (s_y, s_g), (y_y, y_g) = (
-        (rows[:, size : 2 * size], rows[:, -1])
-        for rows in (gram[:size], gram[size : 2 * size])
+    steps, changes, count, _ = memory
+    size = steps.shape[1]
+    # From the oldest to the newest; what is not known yet comes first.
+    order = (count + jnp.arange(size, dtype=jnp.int32)) % size
+    known = jnp.arange(size, dtype=jnp.int32) >= size - count
+    both = known[:, None] & known
+    s_y, y_y = (
+        jnp.where(both, inner(z.T, changes.T, "highest")[order][:, order], 0.0)
+        for z in (steps, changes)
+    )
+    s_g, y_g = (
+        jnp.where(known, dot(gradient, z)[order], 0.0) for z in (steps, changes)
     )
     curvature = jnp.diagonal(s_y)
-    upper = jnp.triu(s_y) + jnp.diag(jnp.where(curvature > 0, 0.0, 1.0))
-    scale = curvature[-1] / jnp.where(y_y[-1, -1] > 0, y_y[-1, -1], 1.0)
+    upper = jnp.triu(s_y) + jnp.diag(jnp.where(known, 0.0, 1.0))
+    scale = curvature[-1] / jnp.where(known[-1], y_y[-1, -1], 1.0)
     u = solve_triangular(upper, s_g)
     v = curvature * u + scale * (dot(y_y, u) - y_g)
     v = solve_triangular(upper, v, trans=1)
-    shares = jnp.concatenate([v, -scale * u, scale[None]])
-    return dot(basis, shares)
+    of_steps, of_changes = (jnp.zeros_like(z).at[order].set(z) for z in (v, scale * u))
+    return dot(steps, of_steps) - dot(changes, of_changes) + scale * gradient
 
 
 def is_good(slope: jax.Array, end: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ott_shard import _checks, mesh as meshes
 from ott_shard.geometry import PointCloud
 from ott_shard.implicit import ImplicitDiff
-from ott_shard.lbfgs import Acceleration
+from ott_shard.lbfgs import Acceleration, Memory
 from ott_shard.operators import Pairs
 
 
@@ -80,7 +80,8 @@ class Snapshot(NamedTuple):
         stale: how many iterations ago that was.
         steps: [m, memory], see :class:`ott_shard.lbfgs.Memory`.
         changes: [m, memory].
-        share: of the next step.
+        count: of steps.
+        share: of the next one.
     """
 
     phi: jax.Array
@@ -94,7 +95,13 @@ class Snapshot(NamedTuple):
     stale: jax.Array
     steps: jax.Array
     changes: jax.Array
+    count: jax.Array
     share: jax.Array
+
+    @property
+    def memory(self) -> Memory:
+        """What the next step is made from."""
+        return Memory(self.steps, self.changes, self.count, self.share)
 
     def unpadded(self, geom: PointCloud) -> "Snapshot":
         """The same for the points that a geometry was made of."""
