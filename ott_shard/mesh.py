@@ -78,14 +78,18 @@ def make_mesh(
 
 
 def axes_of(mesh: Mesh) -> tuple[Axes, Axes]:
-    """The row axes and the column axes of any mesh.
+    """The row axes and the column axes of any mesh, those of more than one device.
 
     The axis named "rows", or else the first one, is the rows; all others together are
-    the columns.
+    the columns. Over one device a sum is a copy, and XLA makes it.
     """
     names = tuple(mesh.axis_names)
     rows = (ROWS,) if ROWS in names else names[:1]
-    return rows, tuple(name for name in names if name not in rows)
+    real = [name for name in names if mesh.shape[name] > 1]
+    return (
+        tuple(name for name in real if name in rows),
+        tuple(name for name in real if name not in rows),
+    )
 
 
 def resolve_mesh(mesh: Mesh | None, x: object) -> Mesh:
