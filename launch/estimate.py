@@ -70,7 +70,7 @@ def run(config: Estimate, beat: Beat) -> int:
     if first:
         print(report.estimate(record), flush=True)
     if config.out is not None:
-        results.write(config.out, _TASK, record, {})
+        results.write(config.out, _TASK, record, {}, beat)
         if first:
             print(f"{'written to':<15}{config.out}")
     return DOES_NOT_FIT if record["fits"] is False else FITS

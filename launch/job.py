@@ -127,10 +127,10 @@ def solve(command: Config | Resume, beat: Beat) -> int:
             return INTERRUPTED
         finally:
             keeper.close()
-        beat("writing results")
+        beat("the costs")
         record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
         if config.out is not None:
-            results.write(config.out, config.task, record, arrays)
+            results.write(config.out, config.task, record, arrays, beat)
             checkpoint.remove(config.out)
         if jax.process_count() == 1:
             # Compiled last: the results are safe.

@@ -72,7 +72,7 @@ def check_log(path: str | None, others: Iterable[str | None]) -> None:
         if Path(path).exists():
             open(path, "a").close()
     except OSError as error:
-        raise not_writable(label, error) from None
+        raise not_writable(label, error, "file") from None
 
 
 class Reporter:

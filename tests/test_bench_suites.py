@@ -335,16 +335,20 @@ def test_gpu(capsys, monkeypatch, tmp_path):
     assert len(lines) == 2 + 3 + 2 * 7 + 1
 
 
-def test_gpu_stops_in_time(capsys, monkeypatch):
+def test_gpu_stops_in_time(capsys, monkeypatch, tmp_path):
     """What is left out is said, and what was measured is there."""
+    picture = tmp_path / "g.png"
     one_of_each(bench_gpu, monkeypatch)
     monkeypatch.setattr(bench_gpu, "_BUDGET_SECONDS", -1.0)
-    assert bench.main(["--suite=gpu", "--n=32", "--repeats=1", "--mesh=1x1"]) == 0
+    flags = "--n=32", "--repeats=1", "--mesh=1x1", f"--plot={picture}"
+    assert bench.main(["--suite=gpu", *flags]) == 0
     captured = capsys.readouterr()
     (record,) = read(captured.out)
     assert record["measured"] == "limits"
     assert "no time left for: pass at d = 2 on 1 devices\n" in captured.err
     assert "no time left for: tiles at d = 2\n" in captured.err
+    assert f"bench: nothing to draw: no --plot={picture}\n" in captured.err
+    assert not picture.exists()
 
 
 # ---------------------------------------------------------------------------- tables

@@ -319,7 +319,9 @@ def test_convergence_of_several_terms():
 def test_a_later_run_removes_pictures(tmp_path):
     for name in ("report.json", "clouds.png", "convergence.png", "other.png"):
         (tmp_path / name).write_text("earlier")
-    results.write(str(tmp_path), "solve", {"n": 1}, {"f": results.Rows(np.zeros(2), 2)})
+    results.write(
+        str(tmp_path), "solve", {"n": 1}, {"f": results.Rows(np.zeros(2), 2)}, print
+    )
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"result.json", "f.npy", "other.png"}
 
