@@ -18,7 +18,7 @@ from launch import (
     bench_tables,
 )
 from launch.bench_model import H200, scanned
-from launch.bench_work import count
+from launch.programs import count
 
 
 def run(suite, *flags, capsys):
@@ -123,6 +123,29 @@ def test_work_is_counted_as_often_as_loops_run(groups, devices):
     assert work.others == 1
     with pytest.raises(ValueError, match="unknown length"):
         count(text(""))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "branch_computations={%%add, %%busy}",
+        "true_computation=%%busy, false_computation=%%add",
+    ],
+)
+def test_work_of_a_branch_is_refused(branches):
+    """Nobody knows whether it is done; a branch without any is no matter."""
+    text = """
+%%busy (p: f32[8]) -> f32[8] {
+  ROOT %%r = f32[8]{0} %s(%%p), replica_groups={{0,1}}, to_apply=%%add
+}
+
+ENTRY %%main (p: f32[8]) -> f32[8] {
+  ROOT %%c = f32[8]{0} conditional(%%i, %%p, %%p), BRANCHES
+}
+""".replace("BRANCHES", branches)
+    assert count(text % "negate").all_reduces == {}
+    with pytest.raises(ValueError, match="a branch, has .* all-reduce"):
+        count(text % "all-reduce")
 
 
 # -------------------------------------------------------------------------- memory

@@ -67,6 +67,11 @@ def test_time_to_go():
     assert seconds_left([1, 1.1]) is None
     assert seconds_left([1, 0.999], max_iterations=100) is None
     assert seconds_left(factor, [3.0, 2.0, 1.0]) is None
+    assert seconds_left(factor, [2.0, 1.0, 1.0]) is None
+    assert seconds_left([0.1, 1e-4], [2.0, 1.0]) is seconds_left([1e-4]) is None
+    arrived = [2.0, *[1.0] * 6]
+    assert seconds_left([10, *([1.0] * 4), 0.1, 0.01], arrived) == pytest.approx(2.5)
+    assert seconds_left([10, *([1.0] * 4), 0.1], arrived) is None
     assert seconds_left([1, np.nan]) is None
     # An old pace is forgotten: first by 10 at a check, then by 1.1.
     errors = [1, 0.1, *(0.1 * 1.1**-k for k in range(1, 9))]
