@@ -119,7 +119,7 @@ def solve(command: Config | Resume, beat: Beat) -> int:
                 for term, snapshot in kept.snapshots.items()
             }
             reporter = Reporter(config, log) if first else None
-            hooks = Hooks(_both(reporter, keeper), known)
+            hooks = Hooks(_both(reporter, keeper), known, keeper.solved)
             outcome = tasks.perform(config, mesh, placed, hooks)
         except Interrupted as place:
             log("interrupted", checkpoint=str(place))

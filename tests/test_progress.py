@@ -1,6 +1,7 @@
 """What is told of a run on the way: lines, events, time to go; kept programs."""
 
 import json
+import signal
 from types import SimpleNamespace
 
 import jax
@@ -132,6 +133,24 @@ def test_log_of_a_run(tmp_path, monkeypatch):
     *_, check, last = events(log)
     assert (check["event"], last["event"]) == ("check", "interrupted")
     assert last["checkpoint"] == "the place"
+
+
+def test_told_to_end_after_the_last_check(tmp_path, monkeypatch):
+    """Before the gradient it ends; what goes on has no more iterations to make."""
+    solved = checkpoint.Keeper.solved
+
+    def told(keeper):
+        signal.raise_signal(signal.SIGTERM)
+        solved(keeper)
+
+    monkeypatch.setattr(checkpoint.Keeper, "solved", told)
+    assert main([*DEMO.split(), "--grad", f"--out={tmp_path}"]) == 6
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.NAME]
+    (kept,) = checkpoint.read(str(tmp_path)).snapshots.values()
+    monkeypatch.setattr(checkpoint.Keeper, "solved", solved)
+    assert main(["resume", f"--run={tmp_path}"]) == 0
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["n_iters"] == kept.iteration and (tmp_path / "grad_x.npy").exists()
 
 
 def test_a_run_that_is_refused_has_no_log(tmp_path, capsys):
