@@ -6,6 +6,7 @@ cases are those of a suite, and when all are done a table of them goes to standa
 """
 
 import contextlib
+import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,30 +15,19 @@ from typing import TextIO
 import jax
 from jax.sharding import Mesh
 
-from . import (
-    bench_convergence,
-    bench_cpu,
-    bench_gpu,
-    bench_memory,
-    bench_scaling,
-    devices,
-    flags,
-)
+from . import devices, flags
 from .bench_cases import measure
-from .bench_options import FLAGS, PROGRAM, Options, parse
+from .bench_options import FLAGS, PROGRAM, SUITES, WITH_PEERS, Options, parse
 from .bench_peers import python_with_peers
-from .bench_tables import Record, Suite, check_plot, not_writable, plot, table
+from .bench_tables import Record, Suite, check_plot, plot, table
 from .errors import BadInput
+from .files import not_writable
 
 _DONE, _BAD_INPUT = 0, 2
 _SUITES: dict[str, Suite] = {
-    "cpu": bench_cpu.SUITE,
-    "gpu": bench_gpu.SUITE,
-    "convergence": bench_convergence.SUITE,
-    "memory": bench_memory.SUITE,
-    "scaling": bench_scaling.SUITE,
+    name: importlib.import_module(f".bench_{name}", __package__).SUITE
+    for name in SUITES
 }
-_WITH_PEERS = None, "cpu", "convergence"
 
 
 def run() -> None:
@@ -68,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(options: Options, file: TextIO | None) -> None:
     mesh, python = devices.make_mesh(options.mesh), options.peer_python
-    if python is None and options.suite in _WITH_PEERS and not options.memory_only:
+    if python is None and options.suite in WITH_PEERS and not options.memory_only:
         python = python_with_peers()
     records = []
     for record in _records(options, mesh, python):
@@ -92,9 +82,11 @@ def _records(options: Options, mesh: Mesh, python: str | None) -> Iterator[Recor
 def _show(suite: Suite, records: list[Record], path: str | None) -> None:
     rows = [row for record in records for row in suite.rows(record)]
     print(table(suite.header, rows), file=sys.stderr)
-    if path:
-        points = [point for record in records for point in suite.points(record)]
+    points = [point for record in records for point in suite.points(record)]
+    if path and points:
         plot(path, suite.axes, points)
+    elif path:
+        print(f"{PROGRAM}: nothing to draw: no --plot={path}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -105,7 +97,7 @@ def _appending(out: str | None) -> Iterator[TextIO | None]:
     try:
         file = open(out, "a")
     except OSError as error:
-        raise not_writable(f"--out={out}", error) from None
+        raise not_writable(f"--out={out}", error, "file") from None
     with file:
         yield file
 

@@ -84,7 +84,7 @@ def _pass(case: Case, options: Options, mesh: Mesh, limits: Record) -> Record:
         "of_model_of_h200": own * scanned(entries, case.d, 4, H200),
         "bytes_copied_in_the_time_of_a_pair": bandwidth["bytes_per_second"] / own,
     }
-    return head(case, geom) | times | found | {"peak_bytes_in_use": memory}
+    return head(case, geom) | times | found | {"process_peak_bytes": memory}
 
 
 def _rows(record: Record) -> list[tuple[str, ...]]:

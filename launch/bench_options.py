@@ -9,7 +9,8 @@ from . import flags, kinds
 from .errors import BadInput
 
 PROGRAM = "bench"
-SUITES = "cpu", "gpu", "convergence", "memory", "scaling"
+SUITES = "cpu", "gpu", "convergence", "memory", "scaling"  # each in its bench_*.py
+WITH_PEERS = None, "cpu", "convergence"
 # Flags that mean something to some suites only; None stands for no suite.
 _FOR = {
     "cases": (None,),
@@ -19,7 +20,7 @@ _FOR = {
     "epsilons": ("convergence",),
     "thresholds": ("convergence",),
     "pairs_per_second": ("scaling",),
-    "peer_python": (None, "cpu", "convergence"),
+    "peer_python": WITH_PEERS,
     "batch_size": (None, "cpu", "gpu", "memory"),
     "repeats": (None, "cpu", "gpu"),
     "mesh": (None, "cpu", "gpu", "convergence", "memory"),

@@ -19,7 +19,7 @@ from ott_shard.operators import Pairs, softmin
 from .bench_options import Options
 from .bench_tables import Point, Record, Suite
 from .bench_timing import place
-from .bench_work import Work, count
+from .programs import Work, count
 
 _POINTS = 16_384
 # So many that pairs are counted by products of matrices in every version of the kernel.

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from .bench_options import Options
 from .errors import BadInput
+from .files import not_writable
 
 Record = dict[str, Any]
 _PANEL_INCHES = 5.0, 4.0
@@ -66,15 +67,13 @@ def check_plot(path: str | None) -> None:
         raise BadInput("--plot: needs matplotlib: pip install 'ott_shard[report]'")
     if Path(path).suffix != ".png":
         raise BadInput(f"--plot={path}: must end in .png")
+    there = Path(path).exists()
     try:
         Path(path).touch()
+        if not there:
+            Path(path).unlink()
     except OSError as error:
-        raise not_writable(f"--plot={path}", error) from None
-
-
-def not_writable(label: str, error: OSError) -> BadInput:
-    """What to say of a file that cannot be written."""
-    return BadInput(f"{label}: not writable ({error.strerror}): name another file")
+        raise not_writable(f"--plot={path}", error, "file") from None
 
 
 def plot(path: str, axes: tuple[str, str], points: Sequence[Point]) -> None:

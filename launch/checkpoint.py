@@ -89,11 +89,23 @@ class Keeper:
         self._count += 1
         due = time.monotonic() - self._last >= self._seconds
         due |= self._checks is not None and self._count % self._checks == 0
-        stop, due = any_of([self._stop, due and jax.process_index() == 0])
-        if self._folder is None:
-            return
         # The last one of a term is kept too: the next term goes on from there.
         self._snapshots[term] = now
+        self._keep(due and jax.process_index() == 0)
+
+    def solved(self) -> None:
+        """All terms are, and gradients come, which may take long and are not checked.
+
+        Raises:
+            Interrupted: as at a check.
+        """
+        self._beat("the gradient")
+        self._keep(False)
+
+    def _keep(self, due: bool) -> None:
+        stop, due = any_of([self._stop, due])
+        if self._folder is None:
+            return
         if stop or due:
             self._write()
             self._last = time.monotonic()

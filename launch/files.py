@@ -5,11 +5,14 @@ import math
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import BadInput
+
+_SEEN_SECONDS = 5.0
 
 
 def check_folder(label: str, folder: str) -> None:
@@ -39,10 +42,20 @@ def nearest(folder: str) -> Path:
     return path
 
 
-def not_writable(label: str, error: OSError) -> BadInput:
-    """What to say of a folder that files cannot be written to."""
+def appears(path: Path) -> bool:
+    """Whether a file that another process has made is seen by this one."""
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while not path.exists():  # a network may take a moment
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def not_writable(label: str, error: OSError, noun: str = "directory") -> BadInput:
+    """What to say of a folder that files cannot be written to, or of a file."""
     reason = error.strerror or error
-    return BadInput(f"{label}: not writable ({reason}): name another directory")
+    return BadInput(f"{label}: not writable ({reason}): name another {noun}")
 
 
 @contextlib.contextmanager

@@ -70,7 +70,10 @@ _OF_PROBLEMS = (
     ),
     Flag("max_iterations", "500", kinds.count(1), 2000, "never more iterations"),
     Flag("min_iterations", "20", kinds.count(0), 0, "never fewer iterations"),
-    Flag("inner_iterations", "5", kinds.count(1), 10, "iterations between two checks"),
+    Flag(
+        *("inner_iterations", "5", kinds.count(1), 10),
+        "iterations between two records of the error",
+    ),
     Flag(
         *("acceleration", "none", kinds.one_of("lbfgs", "none"), "lbfgs"),
         "none: only Sinkhorn's own iterations, at the target epsilon",

@@ -119,7 +119,7 @@ def solve(command: Config | Resume, beat: Beat) -> int:
                 for term, snapshot in kept.snapshots.items()
             }
             reporter = Reporter(config, log) if first else None
-            hooks = Hooks(_both(reporter, keeper), known)
+            hooks = Hooks(_both(reporter, keeper), known, keeper.solved)
             outcome = tasks.perform(config, mesh, placed, hooks)
         except Interrupted as place:
             log("interrupted", checkpoint=str(place))
@@ -127,10 +127,10 @@ def solve(command: Config | Resume, beat: Beat) -> int:
             return INTERRUPTED
         finally:
             keeper.close()
-        beat("writing results")
+        beat("the costs")
         record, arrays = results.of_run(config, mesh, clouds, inputs, outcome)
         if config.out is not None:
-            results.write(config.out, config.task, record, arrays)
+            results.write(config.out, config.task, record, arrays, beat)
             checkpoint.remove(config.out)
         if jax.process_count() == 1:
             # Compiled last: the results are safe.

@@ -1,5 +1,6 @@
 """The processes of a job: how they find each other, agree, and end together."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -15,10 +16,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .errors import BadInput, Refused, complain
-from .files import nearest
+from .files import appears, nearest, not_writable
 
 PEER_LOST, INTERRUPTED = 5, 6
-_MARK_SECONDS = 5.0
 # What JAX and its transports say when another process is gone.
 _OF_PEERS = ("gloo", "nccl", "connection", "unavailable", "coordination", "heartbeat")
 _ENVIRONMENT = {
@@ -260,24 +260,27 @@ def check_shared(label: str, folder: str) -> None:
     number = multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32)))
     mark = nearest(folder) / f".ott-shard-{int(number):08x}"
 
+    def leave() -> None:
+        try:
+            if jax.process_index() == 0:
+                mark.touch()
+        except OSError as error:
+            raise not_writable(label, error) from None
+
     def look() -> None:
-        deadline = time.monotonic() + _MARK_SECONDS
-        while not mark.exists():  # a network may take a moment
-            if time.monotonic() > deadline:
-                raise BadInput(
-                    f"{label}: process {jax.process_index()} does not see there what "
-                    "process 0 writes: name a directory that all of them share"
-                )
-            time.sleep(0.1)
+        if not appears(mark):
+            raise BadInput(
+                f"{label}: process {jax.process_index()} does not see there what "
+                "process 0 writes: name a directory that all of them share"
+            )
 
     try:
-        if jax.process_index() == 0:
-            mark.touch()
-        together(lambda: None)  # it is written now
+        together(leave)
         together(look)
     finally:
         if jax.process_index() == 0:
-            mark.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the others would wait
+                mark.unlink()
 
 
 def of_peers(error: BaseException) -> bool:

@@ -72,7 +72,7 @@ def check_log(path: str | None, others: Iterable[str | None]) -> None:
         if Path(path).exists():
             open(path, "a").close()
     except OSError as error:
-        raise not_writable(label, error) from None
+        raise not_writable(label, error, "file") from None
 
 
 class Reporter:
@@ -133,13 +133,18 @@ class Reporter:
 def _iterations_left(
     seen: list[tuple[int, float, float]], config: Config
 ) -> float | None:
-    """As many as the error needs at its pace of the last checks; None: unknown."""
-    iteration, error, epsilon = seen[-1]
+    """As many as the error needs at its pace of the last checks; None: unknown.
+
+    While epsilon comes down the error is of another problem than the threshold.
+    """
+    iteration, error, _ = seen[-1]
     least = max(0, config.min_iterations - iteration)
     most = config.max_iterations - iteration
+    if len(seen) < 2 or len({epsilon for *_, epsilon in seen}) > 1:
+        return None
     if error <= config.threshold:
         return least
-    same = [(i, e) for i, e, eps in seen if eps == epsilon and 0 < e < math.inf]
+    same = [(i, e) for i, e, _ in seen if 0 < e < math.inf]
     if len(same) < 2 or not same[0][1] > error:
         return None
     (begun, larger), _ = same[0], same[-1]

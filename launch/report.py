@@ -105,7 +105,7 @@ def estimate(record: dict[str, Any]) -> str:
     for term, sizes in record["all_reduces"].items():
         counts = collections.Counter(sizes).items()
         what = " + ".join(f"{count} x {_size(size)}" for size, count in counts)
-        what = f"{what or 'no'} all-reduces"
+        what = f"{what or 'no'} all-reduces in its passes"
         pace = f"{record['seconds_per_iteration'][term]:.2g} s"
         lines[f"iteration ({term})"] = f"{pace}, {what}"
     limit = record["max_iterations"]

@@ -20,7 +20,8 @@ from . import processes, saved, sources
 from .config import Config, Use
 from .data import Clouds, Input
 from .errors import BadInput
-from .files import check_folder, not_writable, replacing, strict
+from .files import appears, check_folder, not_writable, replacing, strict
+from .processes import Beat
 from .saved import Run
 from .tasks import TASKS, TERMS, Outcome
 from .uses import USES
@@ -201,6 +202,7 @@ def write(
     task: str,
     record: dict[str, Any],
     arrays: Mapping[str, Rows | bytes],
+    beat: Beat,
 ) -> None:
     """Write record and arrays into the directory `out`, each file whole or not at all.
 
@@ -215,11 +217,12 @@ def write(
     directory = Path(out)
     _step(out, lambda: _begin(directory, task))
     for name, made in arrays.items():
+        beat(f"writing {name}")
         if isinstance(made, Rows):
-            for step in _saving(directory / f"{name}.npy", made):
-                _step(out, step)
+            _save(out, directory / f"{name}.npy", made, beat)
         else:
             _step(out, functools.partial(_put, directory / f"{name}.png", made))
+    beat("writing the record")
     write_record(out, task, record)
 
 
@@ -261,12 +264,12 @@ def _put(path: Path, content: bytes | np.ndarray) -> None:
                 np.save(file, content)
 
 
-def _saving(path: Path, rows: Rows) -> list[Callable[[], None]]:
-    """The steps to one .npy file, to which each process writes the rows that it has."""
+def _save(out: str, path: Path, rows: Rows, beat: Beat) -> None:
+    """Write one .npy file, to which each process writes the rows that it has."""
     array, size = rows
-    part, first = path.with_name(f".{path.name}.part"), jax.process_index() == 0
     if isinstance(array, np.ndarray) or array.is_fully_addressable:
-        return [lambda: _put(path, np.asarray(array)[:size])]
+        return _step(out, lambda: _put(path, np.asarray(array)[:size]))
+    part, first = path.with_name(f".{path.name}.part"), jax.process_index() == 0
 
     def begin() -> None:
         if first:
@@ -274,15 +277,31 @@ def _saving(path: Path, rows: Rows) -> list[Callable[[], None]]:
             np.lib.format.open_memmap(part, "w+", array.dtype, shape).flush()
 
     def fill() -> None:
-        file = np.lib.format.open_memmap(part, "r+")
-        for shard in array.addressable_shards:
-            start, stop, _ = shard.index[0].indices(array.shape[0])
-            if shard.replica_id == 0 and start < size:
-                file[start : min(stop, size)] = np.asarray(shard.data)[: size - start]
-        file.flush()
+        appears(part)
+        _fill(part, array, size)
 
     def end() -> None:
         if first:
             part.replace(path)
 
-    return [begin, fill, end]
+    try:
+        for step in (begin, fill, end):
+            beat(f"writing {path.stem}")
+            _step(out, step)
+    finally:
+        if first:
+            part.unlink(missing_ok=True)
+
+
+def _fill(part: Path, array: jax.Array, size: int) -> None:
+    """Write those of the first `size` rows that are here and in no other process."""
+    offset = np.lib.format.open_memmap(part, "r").offset
+    # Not through a map, where a full disk is fatal and whole pages go over a network,
+    # with old rows of others; nor a file that may be read, of which pages go too.
+    with os.fdopen(os.open(part, os.O_WRONLY), "wb") as file:
+        for shard in array.addressable_shards:
+            start, _, _ = shard.index[0].indices(array.shape[0])
+            if shard.replica_id == 0 and start < size:
+                rows = np.ascontiguousarray(np.asarray(shard.data)[: size - start])
+                file.seek(offset + start * rows[0].nbytes)
+                file.write(rows)

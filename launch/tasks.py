@@ -21,15 +21,17 @@ Watch = Callable[[str, otts.Snapshot], None]
 
 
 class Hooks(NamedTuple):
-    """What is called at every check of a solution, and where it starts.
+    """What is called on the way of a run, and where it starts.
 
     Attributes:
-        watch: see `ott_shard.solve`.
+        watch: called at every check of a solution, see `ott_shard.solve`.
         known: the snapshot that a term goes on from, by its name.
+        solved: called between solutions and their gradients.
     """
 
     watch: Watch | None = None
     known: Mapping[str, otts.Snapshot] = {}
+    solved: Callable[[], None] | None = None
 
 
 # Solutions, in the order of TERMS.
@@ -187,6 +189,8 @@ def perform(config: Config, mesh: Mesh, clouds: Clouds, hooks: Hooks) -> Outcome
         value, terms = task.compute(config, mesh, clouds, hooks._replace(watch=watch))
         gradients = None
         if config.grad:  # from where the solutions ended: hooks may not be in a trace
+            if hooks.solved:
+                hooks.solved()
             ends = Hooks(known=last)
             gradients = _program(config, task.compute, mesh, clouds, ends)[1]
         jax.block_until_ready((value, terms, gradients))

@@ -47,7 +47,7 @@ def use(command: Use, beat: Beat) -> int:
         rows = {k: _own(command, sizes, z) for k, z in made.arrays.items()}
         record = results.of_use(command, mesh, run, file, rows, made.seconds)
         tell(report.summary_of_use(record))
-        results.write(command.folder, command.task, record, rows)
+        results.write(command.folder, command.task, record, rows, beat)
     tell(f"{'written to':<15}{command.folder}")
     return CONVERGED if run.converged else NOT_CONVERGED
 

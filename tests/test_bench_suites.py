@@ -18,7 +18,7 @@ from launch import (
     bench_tables,
 )
 from launch.bench_model import H200, scanned
-from launch.bench_work import count
+from launch.programs import count
 
 
 def run(suite, *flags, capsys):
@@ -123,6 +123,29 @@ def test_work_is_counted_as_often_as_loops_run(groups, devices):
     assert work.others == 1
     with pytest.raises(ValueError, match="unknown length"):
         count(text(""))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "branch_computations={%%add, %%busy}",
+        "true_computation=%%busy, false_computation=%%add",
+    ],
+)
+def test_work_of_a_branch_is_refused(branches):
+    """Nobody knows whether it is done; a branch without any is no matter."""
+    text = """
+%%busy (p: f32[8]) -> f32[8] {
+  ROOT %%r = f32[8]{0} %s(%%p), replica_groups={{0,1}}, to_apply=%%add
+}
+
+ENTRY %%main (p: f32[8]) -> f32[8] {
+  ROOT %%c = f32[8]{0} conditional(%%i, %%p, %%p), BRANCHES
+}
+""".replace("BRANCHES", branches)
+    assert count(text % "negate").all_reduces == {}
+    with pytest.raises(ValueError, match="a branch, has .* all-reduce"):
+        count(text % "all-reduce")
 
 
 # -------------------------------------------------------------------------- memory
@@ -335,16 +358,20 @@ def test_gpu(capsys, monkeypatch, tmp_path):
     assert len(lines) == 2 + 3 + 2 * 7 + 1
 
 
-def test_gpu_stops_in_time(capsys, monkeypatch):
+def test_gpu_stops_in_time(capsys, monkeypatch, tmp_path):
     """What is left out is said, and what was measured is there."""
+    picture = tmp_path / "g.png"
     one_of_each(bench_gpu, monkeypatch)
     monkeypatch.setattr(bench_gpu, "_BUDGET_SECONDS", -1.0)
-    assert bench.main(["--suite=gpu", "--n=32", "--repeats=1", "--mesh=1x1"]) == 0
+    flags = "--n=32", "--repeats=1", "--mesh=1x1", f"--plot={picture}"
+    assert bench.main(["--suite=gpu", *flags]) == 0
     captured = capsys.readouterr()
     (record,) = read(captured.out)
     assert record["measured"] == "limits"
     assert "no time left for: pass at d = 2 on 1 devices\n" in captured.err
     assert "no time left for: tiles at d = 2\n" in captured.err
+    assert f"bench: nothing to draw: no --plot={picture}\n" in captured.err
+    assert not picture.exists()
 
 
 # ---------------------------------------------------------------------------- tables

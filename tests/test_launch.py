@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import reference as ref
 
 import ott_shard as otts
-from launch import data, flags, results, tasks, uses
+from launch import data, flags, processes, results, tasks, uses
 from launch.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -274,5 +275,54 @@ def test_failed_write_leaves_no_record(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "save", save)
     arrays = {k: results.Rows(np.zeros(n), n) for k, n in (("f", 1), ("g", 2))}
     with pytest.raises(results.BadInput, match="No space left"):
-        results.write(str(tmp_path), "solve", {"n": 1}, arrays)
+        results.write(str(tmp_path), "solve", {"n": 1}, arrays, print)
     assert [path.name for path in tmp_path.iterdir()] == ["f.npy"]
+
+
+def spread_rows(rows, *starts):
+    """An array of 6 rows of which pieces from `starts` on are here, as shards are."""
+    ends = [*starts[1:], None]
+    shards = [
+        SimpleNamespace(index=(slice(i, j), slice(None)), replica_id=0, data=rows[i:j])
+        for i, j in zip(starts, ends, strict=True)
+    ]
+    array = SimpleNamespace(shape=rows.shape, dtype=rows.dtype)
+    array.is_fully_addressable, array.addressable_shards = False, shards
+    return array
+
+
+def test_rows_of_several_processes(tmp_path, monkeypatch):
+    """Padding stays out; what is done is told; half a file does not stay."""
+    rows, told = np.arange(12.0).reshape(6, 2), []
+    array = spread_rows(rows, 0, 3)
+    array.addressable_shards[0].replica_id = 1  # somebody else's
+    args = str(tmp_path), "solve", {"n": 1}, {"f": results.Rows(array, 5)}
+    results.write(*args, told.append)
+    want = np.concatenate([np.zeros((3, 2)), rows[3:5]])
+    np.testing.assert_array_equal(np.load(tmp_path / "f.npy"), want)
+    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "f.npy"}
+    assert told.count("writing f") > 3 and told[-1] == "writing the record"
+    monkeypatch.setattr(results, "_fill", raiser(OSError(28, "No space left")))
+    with pytest.raises(results.BadInput, match="No space left"):
+        results.write(*args, told.append)
+    assert list(tmp_path.iterdir()) == []
+
+
+def raiser(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_a_mark_that_cannot_be_left(tmp_path, monkeypatch):
+    """Is refused by agreement: the others wait for it."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    helpers = processes.multihost_utils
+    monkeypatch.setattr(helpers, "broadcast_one_to_all", lambda number: number)
+    monkeypatch.setattr(processes, "together", lambda attempt: attempt())
+    processes.check_shared("--out=run", str(tmp_path))
+    monkeypatch.setattr(Path, "touch", raiser(OSError(30, "Read-only file system")))
+    with pytest.raises(results.BadInput, match="--out=run: not writable .Read-only"):
+        processes.check_shared("--out=run", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ import reference as ref
 from launch import devices, estimate, flags, pictures, results, tasks
 from launch.config import Estimate
 from launch.main import main
+from launch.programs import count
 
 DEMO = "--demo=discs --n=203 --epsilon_unit=mean"
 
@@ -235,8 +236,7 @@ def test_terms_of_a_divergence():
     shapes = tasks.shapes(mesh, (208, 208, 2), "float32")
     problems = estimate._posed(config, mesh, shapes)
     assert list(problems) == ["xy", "xx", "yy"]
-    text = estimate._text(config, "xx", problems["xx"])
-    assert estimate._all_reduces(text) == [416, 416]
+    assert estimate._all_reduces(config, "xx", problems["xx"]) == [416, 416]
     paces = estimate._time(config, problems)["seconds_per_iteration"]
     assert paces["xy"] == pytest.approx(2 * paces["xx"])
     config = of_demo("--n=208 --task=divergence --tau_a=0.5")
@@ -256,13 +256,14 @@ def test_estimate_holds_no_clouds(monkeypatch):
 def test_all_reduces_of_a_gpu():
     """As its compiler writes them: started, in pairs, or in groups of one."""
     text = """
+ENTRY %main (p: f32[64]) -> f64[5] {
   %a = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-start(%p, %q), replica_groups=[4,2]<=[8]
   %b = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-done(%a)
   ROOT %c = f64[5]{0} all-reduce(%r), channel_id=1, replica_groups={{0,1},{2,3}}, x
   %d = f32[] all-reduce(%s), replica_groups={{0},{1}}, to_apply=%sum
   %e = f32[] all-reduce(%s), replica_groups=[8,1]<=[8], to_apply=%sum
 """
-    assert estimate._all_reduces(text) == [256 + 32, 40]
+    assert count(text).all_reduces == {(2, 256 + 32): 1, (2, 40): 1}
 
 
 # --------------------------------------------------------------------------- report
@@ -319,7 +320,9 @@ def test_convergence_of_several_terms():
 def test_a_later_run_removes_pictures(tmp_path):
     for name in ("report.json", "clouds.png", "convergence.png", "other.png"):
         (tmp_path / name).write_text("earlier")
-    results.write(str(tmp_path), "solve", {"n": 1}, {"f": results.Rows(np.zeros(2), 2)})
+    results.write(
+        str(tmp_path), "solve", {"n": 1}, {"f": results.Rows(np.zeros(2), 2)}, print
+    )
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"result.json", "f.npy", "other.png"}
 

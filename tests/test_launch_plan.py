@@ -222,15 +222,15 @@ def test_a_run_leaves_nothing_of_uses(tmp_path):
     for name in (*stale.split(), "result.json", "notes.txt"):
         (tmp_path / name).write_text("earlier")
     rows = results.Rows(np.zeros(2), 2)
-    results.write(str(tmp_path), "sample", {"n": 1}, {"pairs": rows})
+    results.write(str(tmp_path), "sample", {"n": 1}, {"pairs": rows}, print)
     texts = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     changed = {name for name, text in texts.items() if text != b"earlier"}
     assert changed == {"sample.json", "pairs.npy"}
-    results.write(str(tmp_path), "divergence", {"n": 1}, {"f": rows})
+    results.write(str(tmp_path), "divergence", {"n": 1}, {"f": rows}, print)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"result.json", "f.npy", "notes.txt"}
     (tmp_path / "pairs.npy").write_text("not of a task: no record is beside it")
-    results.write(str(tmp_path), "solve", {"n": 1}, {"f": rows})
+    results.write(str(tmp_path), "solve", {"n": 1}, {"f": rows}, print)
     assert (tmp_path / "pairs.npy").exists()
 
 

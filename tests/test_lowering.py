@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import ott_shard as otts
-from launch.bench_work import count
+from launch.programs import count
 from ott_shard import operators
 
 N, MESH, TILE = 2048, (4, 2), 64

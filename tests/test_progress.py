@@ -1,6 +1,7 @@
 """What is told of a run on the way: lines, events, time to go; kept programs."""
 
 import json
+import signal
 from types import SimpleNamespace
 
 import jax
@@ -67,6 +68,11 @@ def test_time_to_go():
     assert seconds_left([1, 1.1]) is None
     assert seconds_left([1, 0.999], max_iterations=100) is None
     assert seconds_left(factor, [3.0, 2.0, 1.0]) is None
+    assert seconds_left(factor, [2.0, 1.0, 1.0]) is None
+    assert seconds_left([0.1, 1e-4], [2.0, 1.0]) is seconds_left([1e-4]) is None
+    arrived = [2.0, *[1.0] * 6]
+    assert seconds_left([10, *([1.0] * 4), 0.1, 0.01], arrived) == pytest.approx(2.5)
+    assert seconds_left([10, *([1.0] * 4), 0.1], arrived) is None
     assert seconds_left([1, np.nan]) is None
     # An old pace is forgotten: first by 10 at a check, then by 1.1.
     errors = [1, 0.1, *(0.1 * 1.1**-k for k in range(1, 9))]
@@ -127,6 +133,24 @@ def test_log_of_a_run(tmp_path, monkeypatch):
     *_, check, last = events(log)
     assert (check["event"], last["event"]) == ("check", "interrupted")
     assert last["checkpoint"] == "the place"
+
+
+def test_told_to_end_after_the_last_check(tmp_path, monkeypatch):
+    """Before the gradient it ends; what goes on has no more iterations to make."""
+    solved = checkpoint.Keeper.solved
+
+    def told(keeper):
+        signal.raise_signal(signal.SIGTERM)
+        solved(keeper)
+
+    monkeypatch.setattr(checkpoint.Keeper, "solved", told)
+    assert main([*DEMO.split(), "--grad", f"--out={tmp_path}"]) == 6
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.NAME]
+    (kept,) = checkpoint.read(str(tmp_path)).snapshots.values()
+    monkeypatch.setattr(checkpoint.Keeper, "solved", solved)
+    assert main(["resume", f"--run={tmp_path}"]) == 0
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["n_iters"] == kept.iteration and (tmp_path / "grad_x.npy").exists()
 
 
 def test_a_run_that_is_refused_has_no_log(tmp_path, capsys):

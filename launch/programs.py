@@ -1,7 +1,7 @@
 """What a device does in a compiled program, counted in the program's text.
 
 The text is that of XLA's optimised program of one device. A loop counts as often as the
-compiler knows that it runs.
+compiler knows that it runs; of a branch it does not know whether it does.
 """
 
 import math
@@ -11,10 +11,14 @@ from typing import NamedTuple
 
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CALLED = re.compile(r"(?:calls|body|to_apply|condition)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(?:calls|body|to_apply|condition|\w+_computations?)=(\{[^}]*\}|[^,\s]+)"
+)
 _ARRAY = re.compile(r"[a-z]+(\d+)\w*\[([\d,]*)\]")
 # Operations that are counted; those that only move data need no name.
-_OPERATION = re.compile(r" = (.*?) (dot|all-reduce|all-reduce-start|while)\((.*)")
+_OPERATION = re.compile(
+    r" = (.*?) (dot|all-reduce|all-reduce-start|while|conditional)\("
+)
 _COLLECTIVE = re.compile(
     r" (all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
@@ -46,7 +50,7 @@ def count(text: str) -> Work:
     """The work in the text of a program.
 
     Raises:
-        ValueError: if a loop with something to count has no known length.
+        ValueError: if a loop of no known length, or a branch, has something to count.
     """
     computations, entry = _split(text)
     work = Work(0, Counter(), 0)
@@ -57,17 +61,20 @@ def count(text: str) -> Work:
             found = _OPERATION.search(line)
             what = found[2] if found else ""
             inner = times
-            if what == "while":
+            if what in ("while", "conditional"):
                 known = _TIMES.search(line)
                 inner = times * int(known[1]) if known and times else None
             others = len(_COLLECTIVE.findall(line))
             if what in ("dot", "all-reduce", "all-reduce-start") or others:
                 if times is None:
-                    raise ValueError(f"a loop of unknown length has {line.strip()}")
+                    raise ValueError(
+                        f"a loop of unknown length, or a branch, has {line.strip()}"
+                    )
                 work = _added(work, line, found, times, others)
-            for called in _CALLED.findall(line):
-                if called in computations:
-                    visit(called, inner)
+            called = " ".join(_CALLED.findall(line))
+            for name in re.findall(r"[\w.\-]+", called):
+                if name in computations:
+                    visit(name, inner)
 
     visit(entry, 1)
     return work
