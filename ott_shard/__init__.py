@@ -36,4 +36,4 @@ from ott_shard.state import Snapshot as Snapshot
 from ott_shard.status import Status as Status
 from ott_shard.units import CostStatistics as CostStatistics
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
