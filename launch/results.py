@@ -304,4 +304,4 @@ def _fill(part: Path, array: jax.Array, size: int) -> None:
             if shard.replica_id == 0 and start < size:
                 rows = np.ascontiguousarray(np.asarray(shard.data)[: size - start])
                 file.seek(offset + start * rows[0].nbytes)
-                file.write(rows)
+                file.write(rows.data)

@@ -13,7 +13,6 @@ import reference as ref
 from launch import devices, estimate, flags, pictures, results, tasks
 from launch.config import Estimate
 from launch.main import main
-from launch.programs import count
 
 DEMO = "--demo=discs --n=203 --epsilon_unit=mean"
 
@@ -251,19 +250,6 @@ def test_estimate_holds_no_clouds(monkeypatch):
     record = estimate.measure(config, mesh, estimate._shapes(config))
     assert record["forward"]["argument_bytes"] == 4 * 3 * (250_000_000 + 500_000_000)
     assert sorted(record["all_reduces"]["xy"]) == [10**9] * 2 + [2 * 10**9] * 2
-
-
-def test_all_reduces_of_a_gpu():
-    """As its compiler writes them: started, in pairs, or in groups of one."""
-    text = """
-ENTRY %main (p: f32[64]) -> f64[5] {
-  %a = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-start(%p, %q), replica_groups=[4,2]<=[8]
-  %b = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-done(%a)
-  ROOT %c = f64[5]{0} all-reduce(%r), channel_id=1, replica_groups={{0,1},{2,3}}, x
-  %d = f32[] all-reduce(%s), replica_groups={{0},{1}}, to_apply=%sum
-  %e = f32[] all-reduce(%s), replica_groups=[8,1]<=[8], to_apply=%sum
-"""
-    assert count(text).all_reduces == {(2, 256 + 32): 1, (2, 40): 1}
 
 
 # --------------------------------------------------------------------------- report

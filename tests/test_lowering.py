@@ -150,6 +150,19 @@ def test_sums_travel_once(fn, wanted):
     assert (work.all_reduces, work.others) == (wanted, 0)
 
 
+def test_all_reduces_of_a_gpu():
+    """As its compiler writes them: started, in pairs, or in groups of one."""
+    text = """
+ENTRY %main (p: f32[64]) -> f64[5] {
+  %a = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-start(%p, %q), replica_groups=[4,2]<=[8]
+  %b = (f32[64]{0}, bf16[8,2]{1,0}) all-reduce-done(%a)
+  ROOT %c = f64[5]{0} all-reduce(%r), channel_id=1, replica_groups={{0,1},{2,3}}, x
+  %d = f32[] all-reduce(%s), replica_groups={{0},{1}}, to_apply=%sum
+  %e = f32[] all-reduce(%s), replica_groups=[8,1]<=[8], to_apply=%sum
+"""
+    assert count(text).all_reduces == {(2, 256 + 32): 1, (2, 40): 1}
+
+
 def test_lower_precision_is_seen():
     """A control: these programs are not blind to what is forbidden."""
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32)
