@@ -27,6 +27,8 @@ _DOUBT = 50
 _LONGEST = 1e4
 # Of the size of the costs: where annealing starts.
 _WARM = 0.3
+# So many iterations there should be for each epsilon on the way.
+_STAGE = 10
 # Of the mass: the error that is enough for an epsilon on the way.
 _ROUGH = 0.05
 
@@ -41,7 +43,9 @@ def start(problem: Problem, phi: jax.Array | None, settings: Settings) -> State:
     if phi is None and how and how.decay < 1:
         # For tau < 1 potentials are of the size of rho: 0 is a better start.
         warm = jnp.where(problem.balanced, _WARM * size, 0.0)
-        epsilon = jnp.fmax(epsilon, warm)
+        stages = settings.limits.max_iterations // _STAGE
+        most = epsilon * jnp.power(jnp.ones_like(warm) / how.decay, stages)
+        epsilon = jnp.fmax(epsilon, jnp.fmin(warm, most))
     unknown = jnp.full((), jnp.inf, psi.dtype)
     now = Snapshot(
         jnp.zeros_like(problem.a) if phi is None else phi,
@@ -190,38 +194,62 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     new = (now.epsilon != problem.epsilon) | (now.iteration == 0)
     memory = now.memory.cleared(new)
     gradient = _gradient(problem, now.psi, state.transform)
-    along = lbfgs.direction(memory, gradient)
+    along = lbfgs.direction(memory, gradient, _inverse_mass(problem, now.psi))
     slope = dot(gradient, along)
-    # A point without weight is in no product: it follows the others.
-    root = jnp.sqrt(problem.b)
-    heavy = root > 0
-    move = jnp.where(heavy, along / jnp.where(heavy, root, 1.0), 0.0)
-    visible = jnp.max(jnp.abs(move)) <= _LONGEST * problem.epsilon
+    visible = jnp.max(jnp.abs(along)) <= _LONGEST * problem.epsilon
     plain = ~((slope > 0) & visible) | (now.stale >= _DOUBT)
-    follow = problem.T.settled(problem.tau_b * state.transform)
-    psi = jnp.where(plain | ~heavy, follow, now.psi + memory.share * move)
+    follow = _centred(problem, now.phi, problem.tau_b * state.transform, new)
+    # A point without weight is in no product: it follows the others.
+    psi = jnp.where(plain | (problem.b == 0), follow, now.psi + memory.share * along)
     phi = problem.settled(problem.tau_a * problem.to_rows(psi))
     transform = problem.to_cols(phi)
     change = gradient - _gradient(problem, psi, transform)
     end = slope - dot(change, along)
     good = plain | lbfgs.is_good(slope, end)
-    step = jnp.where(heavy, root * (psi - now.psi), 0.0)
-    longer = memory.learnt(step, change, good & ~new & (dot(step, change) > 0))
-    # Tried once more, and then given up with all that led to it.
+    step = _without_constant(problem, psi - now.psi)
+    curved = dot(step, change) > 0
+    longer = memory.learnt(step, change, good & ~new & curved)
+    # Tried once more, and then given up with all that led to it; or if rounding rules.
     share = jnp.where(good, 1.0, lbfgs.shorter(memory.share, slope, end))
-    memory = longer._replace(share=share).cleared(~good & (memory.share < 1))
+    lost = jnp.where(good, ~plain & ~curved, memory.share < 1)
+    memory = longer._replace(share=share).cleared(lost)
     made = (phi, psi, transform), (now.phi, now.psi, state.transform)
     phi, psi, transform = (jnp.where(good, u, v) for u, v in zip(*made, strict=True))
     return now._replace(phi=phi, psi=psi, **memory._asdict()), transform
 
 
 def _gradient(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
-    """Of the dual, per root of weight, [m padded]; 0 along constants, if in balance.
+    """Of the dual, [m padded]; without a part along constants, if balanced.
 
     There a difference of the masses, if only a rounding, would be climbed for ever.
     """
-    root, b = jnp.sqrt(problem.b), problem.b
+    b = problem.b
     # Without weight the slope may be huge.
-    gradient = root * jnp.where(b > 0, objective.ascent(problem, psi, transform), 0.0)
-    mean = dot(root, gradient) / b.sum()
-    return gradient - jnp.where(problem.balanced, mean, 0.0) * root
+    gradient = jnp.where(b > 0, b * objective.ascent(problem, psi, transform), 0.0)
+    mean = jnp.where(problem.balanced, gradient.sum() / b.sum(), 0.0)
+    return gradient - mean * b
+
+
+def _inverse_mass(problem: Problem, psi: jax.Array) -> jax.Array:
+    """1 / what the column sums are to be, within reason; 0 where there is no weight."""
+    density = jnp.clip(objective.wanted_density(problem, psi), 1e-3, 1e3)
+    mass = problem.b * density
+    return jnp.where(mass > 0, 1 / jnp.where(mass > 0, mass, 1.0), 0.0)
+
+
+def _without_constant(problem: Problem, step: jax.Array) -> jax.Array:
+    """A step in psi; if balanced, a constant in it is for nothing."""
+    b = problem.b
+    step = jnp.where(b > 0, step, 0.0)
+    mean = jnp.where(problem.balanced, dot(b, step) / b.sum(), 0.0)
+    return jnp.where(b > 0, step - mean, 0.0)
+
+
+def _centred(problem: Problem, phi, psi, when) -> jax.Array:
+    """psi; if balanced, `when` asked, with the constant that makes both means equal.
+
+    That of another epsilon depends on the mass, and may cost digits.
+    """
+    means = dot(problem.a, phi) / problem.a.sum(), dot(problem.b, psi) / problem.b.sum()
+    shift = jnp.where(when & problem.balanced, (means[0] - means[1]) / 2, 0.0)
+    return problem.T.settled(psi + shift)

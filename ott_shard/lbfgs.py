@@ -23,23 +23,24 @@ _OVERSHOOT = 0.8
 class Acceleration:
     """Annealing of epsilon, and L-BFGS steps on the dual, safeguarded.
 
-    Epsilon starts at 0.3 times the size of the costs, or at the target if that is
-    larger, and is multiplied by `decay` whenever the marginal error is within 5 % of
-    the mass: each epsilon starts from the potentials of the last. (Not so if there is
-    an ``init=`` or a schedule, which are followed, nor if a tau is below 1, where it
-    does not pay.) At each epsilon steps are those of L-BFGS in the inner product of the
-    weights b. A step at whose end the dual falls steeply is taken back and tried
-    shorter, then given up for one of Sinkhorn's; and whenever the error has not fallen
-    for 50 iterations only Sinkhorn's steps are made until it does. So a run needs at
-    the worst a few times the iterations of a plain one; it needs about a tenth of them
-    at epsilon = 0.01 x std of the costs, and a fortieth at 0.001 (BUILD_NOTES M19).
+    Epsilon starts at 0.3 times the size of the costs, lower if there are few iterations
+    to come down in, at the target if that is larger; and is multiplied by `decay`
+    whenever the marginal error is within 5 % of the mass: each epsilon starts from the
+    potentials of the last. (Not so if there is an ``init=`` or a schedule, which are
+    followed, nor if a tau is below 1, where it does not pay.) At each epsilon steps are
+    those of L-BFGS, preconditioned by the weights. A step at whose end the dual falls
+    steeply is taken back and tried shorter, then given up for one of Sinkhorn's; and
+    whenever the error has not fallen for 50 iterations only Sinkhorn's steps are made
+    until it does. So a run needs seldom more, and at the worst a few times, the
+    iterations of a plain one; it needs about a tenth of them at epsilon = 0.01 x std of
+    the costs, and a fortieth at 0.001 (BUILD_NOTES M19).
 
     An iteration is two passes over the pairs, as ever. Memory: 2 `memory` m numbers,
     split like y.
 
     Attributes:
         memory: how many steps are remembered.
-        decay: of epsilon, in (0, 1]; 1: epsilon is the target from the start.
+        decay: of epsilon, in (0, 0.9]; or 1: epsilon is the target from the start.
 
     Raises:
         ValueError, TypeError: if one is out of range.
@@ -67,18 +68,20 @@ class Acceleration:
 
     def __post_init__(self):
         _checks.integer("memory", self.memory)
-        _checks.number("decay", self.decay, lambda q: 0 < q <= 1, "in (0, 1]")
+        _checks.number(
+            "decay", self.decay, lambda q: 0 < q <= 0.9 or q == 1, "in (0, 0.9], or 1"
+        )
 
 
 DEFAULT = Acceleration()
 
 
 class Memory(NamedTuple):
-    """What steps are made from; times the root of the weights, [m] numbers each.
+    """What steps are made from.
 
     Attributes:
         steps: [m, memory], the last ones, in turn.
-        changes: [m, memory], of the gradient over each, per weight, downwards.
+        changes: [m, memory], of the gradient over each, downwards.
         count: how many there have been; 0: nothing is known.
         share: scalar, of the step that is tried next; below 1 it is tried again.
     """
@@ -111,36 +114,34 @@ class Memory(NamedTuple):
         return Memory(steps, changes, self.count + when, self.share)
 
 
-def direction(memory: Memory, gradient: jax.Array) -> jax.Array:
+def direction(memory: Memory, gradient: jax.Array, inverse: jax.Array) -> jax.Array:
     """H gradient, [m], for the inverse Hessian H that L-BFGS has of D; 0 for no memory.
 
-    Both times the root of the weights, so that inner products are plain: in these the
-    Hessian is Sinkhorn's preconditioned one, with eigenvalues in [0, 1] / epsilon. H is
-    in compact form, which asks for a few products of [m, memory] matrices at once (Byrd
-    et al., Representations of quasi-Newton matrices and their use in limited memory
-    methods, 1994, equation 3.1).
+    It starts from a multiple of the diagonal matrix `inverse`, [m]. For 1 / b, that is
+    epsilon times what Sinkhorn's own step is to first order, the eigenvalues of what it
+    is the inverse of are then in [0, 1]. H is in compact form, which asks for a few
+    products of [m, memory] matrices at once (Byrd et al., Representations of
+    quasi-Newton matrices and their use in limited memory methods, 1994, equation 3.1).
     """
     steps, changes, count, _ = memory
-    size = steps.shape[1]
+    size, scaled = steps.shape[1], inverse[:, None] * changes
     # From the oldest to the newest; what is not known yet comes first.
     order = (count + jnp.arange(size, dtype=jnp.int32)) % size
     known = jnp.arange(size, dtype=jnp.int32) >= size - count
     both = known[:, None] & known
     s_y, y_y = (
         jnp.where(both, inner(z.T, changes.T, "highest")[order][:, order], 0.0)
-        for z in (steps, changes)
+        for z in (steps, scaled)
     )
-    s_g, y_g = (
-        jnp.where(known, dot(gradient, z)[order], 0.0) for z in (steps, changes)
-    )
+    s_g, y_g = (jnp.where(known, dot(gradient, z)[order], 0.0) for z in (steps, scaled))
     curvature = jnp.diagonal(s_y)
     upper = jnp.triu(s_y) + jnp.diag(jnp.where(known, 0.0, 1.0))
     scale = curvature[-1] / jnp.where(known[-1], y_y[-1, -1], 1.0)
     u = solve_triangular(upper, s_g)
     v = curvature * u + scale * (dot(y_y, u) - y_g)
     v = solve_triangular(upper, v, trans=1)
-    of_steps, of_changes = (jnp.zeros_like(z).at[order].set(z) for z in (v, scale * u))
-    return dot(steps, of_steps) - dot(changes, of_changes) + scale * gradient
+    of_steps, of_scaled = (jnp.zeros_like(z).at[order].set(z) for z in (v, scale * u))
+    return dot(steps, of_steps) - dot(scaled, of_scaled) + scale * inverse * gradient
 
 
 def is_good(slope: jax.Array, end: jax.Array) -> jax.Array:

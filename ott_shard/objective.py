@@ -93,7 +93,7 @@ def ascent(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
     By how much the column sums are too small, for the c-transform of that phi.
     """
     sums = jnp.exp(capped((psi - transform) / problem.epsilon))
-    return _wanted_density(problem, psi) - sums
+    return wanted_density(problem, psi) - sums
 
 
 def marginal_error(problem: Problem, psi, transform) -> jax.Array:
@@ -157,10 +157,11 @@ def _marginal_gap(problem: Problem, phi: jax.Array, sums: jax.Array) -> jax.Arra
 
 def _wanted_sums(problem: Problem, psi: jax.Array) -> jax.Array:
     """b (balanced) or b exp(-psi / rho_b), [m padded]."""
-    return problem.b * _wanted_density(problem, psi)
+    return problem.b * wanted_density(problem, psi)
 
 
-def _wanted_density(problem: Problem, psi: jax.Array) -> jax.Array:
+def wanted_density(problem: Problem, psi: jax.Array) -> jax.Array:
+    """What column sums are to be, per weight."""
     return jnp.exp(capped(-psi * _inverse_rho(problem.epsilon, problem.tau_b)))
 
 

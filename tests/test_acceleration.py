@@ -118,9 +118,9 @@ def test_a_wrong_direction_costs_only_time(monkeypatch, wrong):
     """Steps are tested: what leads nowhere is given up for Sinkhorn's."""
     known, count = lbfgs.direction, []
 
-    def direction(memory, gradient):
+    def direction(memory, gradient, inverse):
         count.append(1)
-        right = known(memory, gradient)
+        right = known(memory, gradient, inverse)
         noise = jax.random.normal(jax.random.key(0), gradient.shape)
         noise *= jnp.any(right != 0)  # there is none without a memory
         return {
@@ -164,22 +164,48 @@ def test_a_huge_slope_without_weight_disturbs_nothing():
     assert abs(int(alone.n_iters) - int(beside.n_iters)) <= 2
 
 
+def test_constants_stay_small():
+    """Of a mass far from 1 too: digits of float32 would be lost in them."""
+    x, y = clouds()
+    a, b = (np.full(k, 1e-6 / k, np.float32) for k in (60, 45))
+    options = dict(x=x, y=y, a=a, b=b, threshold=1e-9, max_iterations=5000)
+    fast, plain = (solve(0.01, **options, **how) for how in ({}, PLAIN))
+    assert fast.converged and plain.converged
+    assert fast.error_floor < 1.5 * plain.error_floor
+
+
+@pytest.mark.parametrize("taus", [(0.9, 0.5), (1.0, 0.5), (0.5, 1.0), (1.0, 0.9)])
+def test_uneven_weights_at_tau_below_one(taus):
+    """The plan has other weights than b there."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(60, 3)), rng.normal(size=(50, 3))
+        b = np.exp(4 * rng.normal(size=50))
+        options = dict(x=x, y=y, b=b / b.sum(), threshold=1e-5)
+        options |= dict(tau_a=taus[0], tau_b=taus[1])
+        fast, plain = (solve(0.05, **options, **how) for how in ({}, PLAIN))
+        assert fast.converged and plain.converged
+        assert int(fast.n_iters) <= 1.5 * int(plain.n_iters) + 20
+
+
 @pytest.mark.parametrize("count", [0, 1, 4, 6, 9])
 def test_the_direction_is_that_of_the_two_loops(count):
     """Compact form and recursion agree, also where some steps are still missing."""
     with jax.enable_x64(True):
         rng, size = np.random.default_rng(0), 6
         hessian, gradient = np.diag(rng.uniform(0.1, 2, 30)) + 0.1, rng.normal(size=30)
+        inverse = rng.uniform(0, 2, size=30)
         pairs = [(s, hessian @ s) for s in rng.normal(size=(count, 30))]
         memory = lbfgs.Memory.empty(jnp.zeros(30), size)
         for s, y in pairs:
             memory = memory.learnt(s, y, jnp.array(True)).learnt(y, s, jnp.array(False))
-        got = lbfgs.direction(memory, jnp.asarray(gradient))
-        assert not np.any(lbfgs.direction(memory.cleared(True), jnp.asarray(gradient)))
-        np.testing.assert_allclose(got, two_loops(pairs[-size:], gradient), rtol=1e-9)
+        args = jnp.asarray(gradient), jnp.asarray(inverse)
+        got = lbfgs.direction(memory, *args)
+        assert not np.any(lbfgs.direction(memory.cleared(True), *args))
+        np.testing.assert_allclose(got, two_loops(pairs[-size:], *args), rtol=1e-9)
 
 
-def two_loops(pairs, q):
+def two_loops(pairs, q, inverse):
     """As in the textbooks."""
     if not pairs:
         return 0 * q
@@ -188,7 +214,7 @@ def two_loops(pairs, q):
         alphas.append((s @ q) / (s @ y))
         q = q - alphas[-1] * y
     s, y = pairs[-1]
-    q = q * (s @ y) / (y @ y)
+    q = inverse * q * (s @ y) / (y @ (inverse * y))
     for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
         q = q + s * (alpha - (y @ q) / (s @ y))
     return q
@@ -270,7 +296,7 @@ def test_no_program_gathers():
     found = re.findall(r"= (.*) all-reduce\(.*op_name=\S*/while/body/while/body/", text)
     sums = collections.Counter(re.findall(r"f32\[([\d,]*)\]", " ".join(found)))
     # Of a pass two each; numbers; products of what is learnt from.
-    assert sums.pop("") <= 11
+    assert sums.pop("") <= 14
     assert sums == {"16": 2, "24": 2, "8,8": 2, "8": 2}
 
 
@@ -279,7 +305,11 @@ def test_no_program_gathers():
     [
         (lambda: otts.Acceleration(memory=0), ValueError, "memory must be at least 1"),
         (lambda: otts.Acceleration(memory=2.5), TypeError, "memory must be an int"),
-        (lambda: otts.Acceleration(decay=0.0), ValueError, r"decay must be in \(0, 1"),
+        (
+            lambda: otts.Acceleration(decay=0.0),
+            ValueError,
+            r"decay must be in \(0, 0.9",
+        ),
         (lambda: otts.Acceleration(decay="1"), TypeError, "decay must be a number"),
         (lambda: solve(1.0, acceleration=True), TypeError, "acceleration must be an"),
         (
