@@ -76,7 +76,7 @@ _OF_PROBLEMS = (
     ),
     Flag(
         *("acceleration", "none", kinds.one_of("lbfgs", "none"), "lbfgs"),
-        "none: only Sinkhorn's own iterations, at the target epsilon",
+        "none: only Sinkhorn's own iterations, at the epsilon that is given",
     ),
     Flag("grad", "", kinds.SWITCH, False, "also the gradient with respect to x and y"),
     Flag(

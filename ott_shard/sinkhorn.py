@@ -63,7 +63,7 @@ def solve(
             One of :mod:`ott_shard.initializers`. A `Snapshot`: goes on from there.
             Constant to differentiation.
         acceleration: how iterations are saved, see :class:`Acceleration`. None: all are
-            Sinkhorn's own, at the target epsilon, as they are with implicit_diff=None.
+            Sinkhorn's own, at the epsilon that is given, as with implicit_diff=None.
         implicit_diff: how derivatives of potentials and of the plan, and all second
             derivatives, are computed: by a linear system at the solution. None: through
             all iterations, up to where they stopped, in reverse mode with memory for
