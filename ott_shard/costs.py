@@ -117,6 +117,7 @@ class SqEuclidean:
     """
 
     translation_invariant = True
+    symmetric = True
 
     def left(self, x: jax.Array) -> jax.Array:
         """(-2 x, |x|^2, 1)."""
@@ -153,6 +154,7 @@ class Euclidean:
     """
 
     translation_invariant = True
+    symmetric = True
 
     def pairwise(
         self, x: jax.Array, y: jax.Array, precision: str = "highest"
@@ -172,6 +174,7 @@ class _OfPowers:
     p: float = dataclasses.field(metadata=dict(static=True))
 
     translation_invariant = True
+    symmetric = True
 
     def __post_init__(self):
         if not (isinstance(self.p, int | float) and 1 <= self.p < float("inf")):
@@ -242,6 +245,7 @@ class Elastic:
     l2: jax.Array | float = 1.0
 
     translation_invariant = True
+    symmetric = True
 
     def __post_init__(self):
         for name in ("l1", "l2"):
@@ -272,6 +276,7 @@ class NegDotProduct:
     """
 
     translation_invariant = False
+    symmetric = True
 
     def left(self, x: jax.Array) -> jax.Array:
         """-x."""
@@ -311,6 +316,7 @@ class Cosine:
     """
 
     translation_invariant = False
+    symmetric = True
 
     def left(self, x: jax.Array) -> jax.Array:
         """(-x / |x|, 1)."""
@@ -351,6 +357,7 @@ class Arccos:
     ridge: float = dataclasses.field(default=1e-8, metadata=dict(static=True))
 
     translation_invariant = False
+    symmetric = True
 
     def __post_init__(self):
         _checks.choice("n", self.n, (0, 1, 2))

@@ -23,6 +23,7 @@ from ott_shard.sinkhorn import Progress, Watch
 from ott_shard.solution import SinkhornOutput
 from ott_shard.state import Limits, Snapshot
 from ott_shard.status import Status
+from ott_shard.transposed import is_symmetric
 
 
 @register_dataclass
@@ -168,7 +169,7 @@ def sinkhorn_divergence(
     )
     _checks.choice("static_b", static_b, (False, True))
     earlier = _earlier(init, static_b)
-    same_tau = tau_a is tau_b or _equal(tau_a, tau_b)
+    symmetric = tau_a is tau_b or _equal(tau_a, tau_b)
     geom = PointCloud(
         x,
         y,
@@ -180,6 +181,7 @@ def sinkhorn_divergence(
         mesh=mesh,
         precision=precision,
     )
+    symmetric = symmetric and is_symmetric(geom.cost_fn)
     own = settings._replace(symmetric=True, acceleration=None)
     tau_a, tau_b, threshold = (
         _checks.scalar(name, value, up_to=limit, dtype=geom.dtype)
@@ -197,7 +199,7 @@ def sinkhorn_divergence(
         data = geom, a, b, tau_a, tau_b
         return sinkhorn.run(
             data,
-            own if same_tau and name != "xy" else settings,
+            own if symmetric and name != "xy" else settings,
             start=initial.potential(earlier[name], data),
             threshold=threshold,
             term=name,

@@ -104,7 +104,7 @@ def stalled(state: State) -> jax.Array:
     marginals of alternating projections), but at a small epsilon it may rest for long.
     """
     rests = (state.now.stale >= _PATIENCE) & (state.now.lowest <= 20 * state.now.floor)
-    return rests | (state.now.lowest <= state.now.floor)
+    return rests | (state.now.error <= state.now.floor)
 
 
 def advance(
@@ -250,6 +250,7 @@ def _centred(problem: Problem, phi, psi, when) -> jax.Array:
 
     That of another epsilon depends on the mass, and may cost digits.
     """
+    psi = problem.T.settled(psi)
     means = dot(problem.a, phi) / problem.a.sum(), dot(problem.b, psi) / problem.b.sum()
     shift = jnp.where(when & problem.balanced, (means[0] - means[1]) / 2, 0.0)
-    return problem.T.settled(psi + shift)
+    return psi + shift

@@ -28,6 +28,7 @@ from ott_shard.costs import CostFn
 from ott_shard.mesh import exchange
 from ott_shard.moments import Moments
 from ott_shard.tile import Block, Operands, Term
+from ott_shard.transposed import transposed
 
 
 @register_dataclass
@@ -66,6 +67,7 @@ class Pairs:
             self,
             x=self.y,
             y=self.x,
+            cost=transposed(self.cost),
             row_axes=self.col_axes,
             col_axes=self.row_axes,
             block=self.block._replace(rows=self.block.cols, cols=self.block.rows),

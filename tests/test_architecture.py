@@ -12,7 +12,7 @@ LAYERS = [
     ["collectives", "_checks", "forward", "loops", "status"],
     ["pairwise", "mesh", "epsilon"],
     ["costs", "terms", "lbfgs", "linear_solve"],
-    ["tile"],
+    ["tile", "transposed"],
     ["moments", "entries"],
     ["operators"],
     ["units"],

@@ -210,6 +210,56 @@ def test_a_function_of_two_points():
         ref.assert_close(got, want, 1e-5)
 
 
+@costs.register
+@dataclasses.dataclass(frozen=True)
+class Skew:
+    """x^T A y, of which A is not symmetric."""
+
+    translation_invariant = False
+
+    def left(self, x):
+        return x @ jnp.asarray([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
+
+    def right(self, y):
+        return y
+
+    def pairwise(self, x, y, precision="highest"):
+        return jnp.matmul(self.left(x), y.T, precision=precision)
+
+
+def one_way(x, y):
+    """A function in which the order counts, and forbids pairs."""
+    away = jnp.sum((2 * x - y) ** 2) + jnp.maximum(x[0] - y[0], 0.0)
+    return jnp.where(x[1] - 2 * y[1] < 3, away, jnp.inf)
+
+
+@pytest.mark.parametrize("cost", [Skew(), one_way], ids=["bilinear", "function"])
+def test_the_order_of_points_counts(cost):
+    p = ref.problem(13, 21)
+    with jax.enable_x64(True):
+        x, y, a, b = (np.asarray(z, np.float64) for z in (p.x, p.y, p.a, p.b))
+        mesh = otts.make_mesh(4, 2)
+
+        def value(x):
+            geom = otts.PointCloud(x, y, cost_fn=cost, epsilon=EPSILON, mesh=mesh)
+            out = otts.solve(geom, a, b / b.sum() * a.sum(), threshold=1e-10)
+            return out.reg_ot_cost, out
+
+        (got, out), slope = jax.value_and_grad(value, has_aux=True)(x)
+        dense = out.geom.cost_fn.pairwise(jnp.asarray(x), jnp.asarray(y))
+        want = ref.sinkhorn(np.asarray(dense), a, b, EPSILON, iterations=2000)
+        assert out.converged
+        ref.assert_close(out.matrix, want.plan, 1e-7)
+        np.testing.assert_allclose(got, want.reg_ot_cost, rtol=1e-7)
+        ref.assert_close(out.marginal(0), b, 1e-7)
+        ref.assert_close(out.marginal(1), a, 1e-7)
+        v = np.random.default_rng(0).normal(size=x.shape)
+        ends = [value(x + t * v)[0] for t in (1e-5, -1e-5)]
+        np.testing.assert_allclose(np.sum(slope * v), (ends[0] - ends[1]) / 2e-5, 1e-4)
+        divergence = otts.sinkhorn_divergence(x, x, cost_fn=cost, epsilon=EPSILON)[0]
+        np.testing.assert_allclose(divergence, 0, atol=1e-3)
+
+
 def test_a_kink_of_a_function_is_mended_only_where_it_is_one():
     """sqrt at 0 has no slope: 0 is taken. A dot product has one: it is kept."""
     x = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
