@@ -301,6 +301,7 @@ def test_max_iterations_is_exact(iterations, inner):
         threshold=1e-30,
         max_iterations=iterations,
         inner_iterations=inner,
+        acceleration=None,
     )
     want = ref.sinkhorn(cost, p.a, p.b, EPSILON, iterations=iterations)
     assert int(out.n_iters) == iterations
