@@ -111,7 +111,7 @@ def test_a4_1_an_easy_problem_converges():
         inner_iterations=200,
         max_iterations=1000,
     )
-    assert out.status is Status.CONVERGED and int(out.n_iters) == 200
+    assert out.status is Status.CONVERGED and int(out.n_iters) < 200
 
 
 @pytest.mark.parametrize("precision", ["highest", "default"])
@@ -223,7 +223,7 @@ def test_a5_18_thousands_of_dimensions_compile(cost):
     @jax.value_and_grad
     def run(x):
         geom = otts.PointCloud(x, y, cost_fn=cost, epsilon=1.0, mesh=mesh())
-        return otts.solve(geom).reg_ot_cost
+        return otts.solve(geom, acceleration=None).reg_ot_cost
 
     value, slope = run(x)
     np.testing.assert_allclose(value, 5184, rtol=1e-5)
@@ -263,7 +263,8 @@ def test_b_tiles_that_do_not_divide_the_cloud(cost, batch_size):
         batch_size=batch_size,
         mesh=mesh(),
     )
-    out = otts.solve(geom, a.astype(FLOAT), b.astype(FLOAT), max_iterations=20)
+    weights = a.astype(FLOAT), b.astype(FLOAT)
+    out = otts.solve(geom, *weights, max_iterations=20, acceleration=None)
     x, y = x.astype(np.float64), y.astype(np.float64)
     if cost == "Cosine":
         x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))

@@ -13,6 +13,8 @@ import ott_shard as otts
 from ott_shard import geometry
 
 COSTS = {"SqEuclidean": otts.costs.SqEuclidean(), "Euclidean": otts.costs.Euclidean()}
+# As the oracle iterates.
+FIXED = dict(threshold=1e-30, max_iterations=30, min_iterations=30, acceleration=None)
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
 
@@ -223,9 +225,7 @@ def test_on_the_callers_mesh(kind):
     def solve(x, mesh):
         geom = otts.PointCloud(x, y, epsilon=0.3, mesh=mesh)
         assert geom.mesh.devices.tolist() == _callers_mesh(kind).devices.tolist()
-        return otts.solve(
-            geom, a, b, threshold=1e-30, max_iterations=30, min_iterations=30
-        )
+        return otts.solve(geom, a, b, **FIXED)
 
     out = solve(x, mesh)
     ref.assert_close(out.f, want.f, 1e-5)
