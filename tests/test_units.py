@@ -154,7 +154,10 @@ def test_init_is_the_epsilon_of_iteration_0(iterations):
         x, y, epsilon=otts.Epsilon(**numbers), mesh=otts.make_mesh(*MESH)
     )
     out = otts.solve(
-        *(geom, a, b), min_iterations=iterations, max_iterations=iterations
+        *(geom, a, b),
+        min_iterations=iterations,
+        max_iterations=iterations,
+        acceleration=None,
     )
     cost = ref.sqeuclidean(p.x, p.y)
     want = scheduled(cost, p.a, p.b, **numbers, iterations=iterations)
