@@ -16,7 +16,7 @@ from . import bench_tiles
 from .bench_cases import clouds, head, measure
 from .bench_options import Case, Options
 from .bench_peers import PeerError, SolvePeer, SolveTask, tell_unavailable
-from .bench_tables import Point, Record, Suite
+from .bench_tables import SPEED_AXES, SPEED_HEADER, Point, Record, Suite
 from .bench_timing import Timer, measured, of_program, program, summary, take_turns
 
 _POINTS, _FEW = 16_384, (64, 256)
@@ -152,10 +152,4 @@ def _points(record: Record) -> list[Point]:
     ]
 
 
-SUITE = Suite(
-    _records,
-    ("what", "d", "mesh", "number", "note"),
-    _rows,
-    ("d, or columns of a tile", "pairs per second"),
-    _points,
-)
+SUITE = Suite(_records, SPEED_HEADER, _rows, SPEED_AXES, _points)

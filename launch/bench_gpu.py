@@ -20,7 +20,7 @@ from .bench_limits import of_device
 from .bench_memory import cloud_options, one_and_all
 from .bench_model import H200, MORE_FEATURES, scanned
 from .bench_options import PROGRAM, Case, Options
-from .bench_tables import Point, Record, Suite
+from .bench_tables import SPEED_AXES, SPEED_HEADER, Point, Record, Suite
 from .bench_timing import measured, place
 
 _BUDGET_SECONDS = 420.0
@@ -125,10 +125,4 @@ def _points(record: Record) -> list[Point]:
     ]
 
 
-SUITE = Suite(
-    _records,
-    ("what", "d", "mesh", "number", "note"),
-    _rows,
-    ("d, or columns of a tile", "pairs per second"),
-    _points,
-)
+SUITE = Suite(_records, SPEED_HEADER, _rows, SPEED_AXES, _points)

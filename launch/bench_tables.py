@@ -43,6 +43,11 @@ class Suite(NamedTuple):
     points: Callable[[Record], list[Point]]
 
 
+# What suites of speed have in common: header and axes.
+SPEED_HEADER = "what", "d", "mesh", "number", "note"
+SPEED_AXES = "d, or columns of a tile", "pairs per second"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown, with columns of even width."""
     lines = [tuple(header), *rows]

@@ -80,8 +80,8 @@ def clouds(plan: otts.Plan) -> bytes:
 
 
 def _fill_clouds(figure: Any, points: Any, ends: Any, labels: tuple[str, str]) -> None:
-    from matplotlib.collections import (  # pyright: ignore[reportMissingImports]
-        LineCollection,  # (optional)
+    from matplotlib.collections import (  # pyright: ignore[reportMissingImports] (optional)
+        LineCollection,
     )
 
     axes = figure.add_subplot()

@@ -34,7 +34,7 @@ from ott_shard.pairwise import (
 
 @runtime_checkable
 class CostFn(Protocol):
-    """What the kernel needs from a cost."""
+    """What the kernel needs; one with C(x, y) = C(y, x) may say `symmetric = True`."""
 
     translation_invariant: bool
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ott_shard import _checks, mesh as meshes
 from ott_shard.geometry import PointCloud
@@ -119,10 +120,12 @@ class Snapshot(NamedTuple):
         sizes, ends = (geom.n, geom.m), {}
         for name, i in CLOUD.items():
             rows = _checks.real_array(f"init.{name}", getattr(self, name))
-            if rows.ndim == 0 or len(rows) != sizes[i]:
+            of_steps = name in ("steps", "changes")
+            shape = (sizes[i], *np.shape(self.steps)[1:]) if of_steps else (sizes[i],)
+            if rows.shape != shape:
                 raise ValueError(
-                    f"init.{name} must be of {sizes[i]} points, got shape {rows.shape}"
-                    ": a snapshot is of one problem; for another give its f and g"
+                    f"init.{name} must have shape {shape}, got {rows.shape}: a "
+                    "snapshot is of one problem; for another give its f and g"
                 )
             ends[name] = rows.astype(geom.dtype)
         for name in ("epsilon", "error", "errors", "floor", "lowest", "share"):

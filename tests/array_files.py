@@ -6,6 +6,7 @@ import pytest
 from launch.sources import open_source
 
 N, D = 1000, 5
+EXTRA = "of the extra io"
 
 
 def cloud(n=N, d=D, dtype="float32"):
@@ -43,7 +44,7 @@ def write_deflated_fortran(path, x):
 
 
 def write_h5(path, x):
-    h5py = pytest.importorskip("h5py")
+    h5py = pytest.importorskip("h5py", reason=EXTRA)
     with h5py.File(path / "x.h5", "w") as file:
         rows = (max(64, len(x) // 20), *x.shape[1:])
         file.create_dataset("group/x", data=x, chunks=rows, compression="gzip")
@@ -52,7 +53,7 @@ def write_h5(path, x):
 
 
 def write_zarr(path, x, zarr_format=2):
-    zarr = pytest.importorskip("zarr")
+    zarr = pytest.importorskip("zarr", reason=EXTRA)
     here = str(path / f"x{zarr_format}.zarr")
     if int(zarr.__version__[0]) < 3:
         group, create = zarr.open_group(here, mode="w"), "create_dataset"
@@ -66,13 +67,13 @@ def write_zarr(path, x, zarr_format=2):
 
 
 def write_zarr3(path, x):
-    zarr = pytest.importorskip("zarr", minversion="3")
+    zarr = pytest.importorskip("zarr", minversion="3", reason=EXTRA)
     assert zarr
     return write_zarr(path, x, 3)
 
 
 def write_parquet(path, x):
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=EXTRA)
     import pyarrow.parquet as pq
 
     columns = {f"c{i}": column for i, column in enumerate(x.reshape(len(x), -1).T)}
@@ -116,7 +117,7 @@ def sparse():
 
 def write_h5ad(path, x):
     """Sparse matrices by rows and by columns, a dense one, a column, words."""
-    h5py = pytest.importorskip("h5py")
+    h5py = pytest.importorskip("h5py", reason=EXTRA)
     with h5py.File(path / "a.h5ad", "w") as file:
         write_csr(file.create_group("X"), x)
         write_csr(file.create_group("layers/byc"), x, "csc_matrix")
@@ -129,7 +130,7 @@ def write_h5ad(path, x):
 
 def write_table(path):
     """Columns of several kinds, in groups of which some are empty."""
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=EXTRA)
     import pyarrow.parquet as pq
 
     columns = {

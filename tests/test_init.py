@@ -253,5 +253,5 @@ def test_a_snapshot_of_another_problem():
     x, y = clouds(5, 4)
     kept = []
     solve(x, y, watch=lambda term, now: kept.append(now))
-    with pytest.raises(ValueError, match="init.phi must be of 6 points, got shape"):
+    with pytest.raises(ValueError, match=r"init.phi must have shape \(6,\), got"):
         solve(*clouds(6, 4), init=kept[0])
