@@ -166,7 +166,8 @@ def _updated(problem: Problem, psi: jax.Array, symmetric: bool) -> Any:
     """The passes of one iteration of :func:`ott_shard.solve`, and what they send.
 
     Not its arithmetic on potentials, nor what that sums over devices: up to 14 numbers
-    and, where it learns from its steps, their products, twice [8, 8] and [8] by default.
+    and, where it learns from its steps, their products, by default twice [8, 8] and [8]
+    numbers.
     """
     phi = problem.pairs.mirror(psi) if symmetric else problem.to_rows(psi)
     return phi, problem.to_cols(phi)

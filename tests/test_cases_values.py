@@ -200,7 +200,9 @@ def test_a5_12_a_cost_of_ones_own_is_used_everywhere():
         geom.cost_statistics(), (cost.mean(), cost.std(), cost.max()), rtol=1e-5
     )
     out, *_, primal = plainly(
-        *(costs.Custom(quartic), grid, grid, 0.02, heavy.astype(FLOAT)), threshold=1e-4
+        *(costs.Custom(quartic), grid, grid, 0.02, heavy.astype(FLOAT)),
+        threshold=1e-4,
+        acceleration=None,
     )
     assert out.status is Status.CONVERGED
     want = ref.sinkhorn(
