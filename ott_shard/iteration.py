@@ -219,15 +219,9 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
 
 
 def _gradient(problem: Problem, psi: jax.Array, transform: jax.Array) -> jax.Array:
-    """Of the dual, [m padded]; without a part along constants, if balanced.
-
-    There a difference of the masses, if only a rounding, would be climbed for ever.
-    """
-    b = problem.b
-    # Without weight the slope may be huge.
-    gradient = jnp.where(b > 0, b * objective.ascent(problem, psi, transform), 0.0)
-    mean = jnp.where(problem.balanced, gradient.sum() / b.sum(), 0.0)
-    return gradient - mean * b
+    """Of the dual, [m padded]; 0 where there is no weight, where it may be huge."""
+    ascent, b = objective.ascent(problem, psi, transform), problem.b
+    return jnp.where(b > 0, b * ascent, 0.0)
 
 
 def _inverse_mass(problem: Problem, psi: jax.Array) -> jax.Array:
@@ -238,7 +232,10 @@ def _inverse_mass(problem: Problem, psi: jax.Array) -> jax.Array:
 
 
 def _without_constant(problem: Problem, step: jax.Array) -> jax.Array:
-    """A step in psi; if balanced, a constant in it is for nothing."""
+    """A step in psi to learn from; if balanced, a constant in it changes nothing.
+
+    It would be climbed for ever if the masses differ, if only by a rounding.
+    """
     b = problem.b
     step = jnp.where(b > 0, step, 0.0)
     mean = jnp.where(problem.balanced, dot(b, step) / b.sum(), 0.0)

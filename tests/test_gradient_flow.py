@@ -20,8 +20,9 @@ def compiled(caplog):
 def test_one_program_for_all_epsilons(caplog):
     rng = np.random.default_rng(0)
     x, y = example.disc(203, rng), example.moons(203, rng)
+    mesh = otts.make_mesh(4, 2)
     with jax.log_compiles():
-        program = example.compiled_loss(203, otts.make_mesh(4, 2))
+        program = example.compiled_loss(203, mesh)
         epsilons, divergences, places = zip(*example.flow(program, x, y), strict=True)
     assert compiled(caplog).count("jit(loss)") == 1
     assert sorted(set(epsilons), reverse=True) == list(example.EPSILONS)
@@ -33,7 +34,8 @@ def test_one_program_for_all_epsilons(caplog):
         assert all(b <= a for a, b in itertools.pairwise(of_epsilon))
 
     def divergence(x):
-        return float(otts.sinkhorn_divergence(x, y, epsilon=example.EPSILONS[-1])[0])
+        options = dict(epsilon=example.EPSILONS[-1], mesh=mesh)
+        return float(otts.sinkhorn_divergence(x, y, **options)[0])
 
     np.testing.assert_allclose(divergences[-1], divergence(places[-1].x), atol=1e-6)
     assert 100 * divergences[-1] < divergence(x)
