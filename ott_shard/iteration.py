@@ -198,7 +198,9 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     slope = dot(gradient, along)
     visible = jnp.max(jnp.abs(along)) <= _LONGEST * problem.epsilon
     plain = ~((slope > 0) & visible) | (now.stale >= _DOUBT)
-    follow = _centred(problem, now.phi, problem.tau_b * state.transform, new)
+    follow = problem.T.settled(problem.tau_b * state.transform)
+    # Of another epsilon its constant depends on the mass, and may cost digits.
+    follow += jnp.where(new, off_centre(problem, now.phi, follow), 0.0)
     # A point without weight is in no product: it follows the others.
     psi = jnp.where(plain | (problem.b == 0), follow, now.psi + memory.share * along)
     phi = problem.settled(problem.tau_a * problem.to_rows(psi))
@@ -242,12 +244,9 @@ def _without_constant(problem: Problem, step: jax.Array) -> jax.Array:
     return jnp.where(b > 0, step - mean, 0.0)
 
 
-def _centred(problem: Problem, phi, psi, when) -> jax.Array:
-    """psi; if balanced, `when` asked, with the constant that makes both means equal.
-
-    That of another epsilon depends on the mass, and may cost digits.
-    """
-    psi = problem.T.settled(psi)
-    means = dot(problem.a, phi) / problem.a.sum(), dot(problem.b, psi) / problem.b.sum()
-    shift = jnp.where(when & problem.balanced, (means[0] - means[1]) / 2, 0.0)
-    return psi + shift
+def off_centre(problem: Problem, phi: jax.Array, psi: jax.Array) -> jax.Array:
+    """What to add to psi, and take off phi, for equal means; 0 if not balanced."""
+    a, b = problem.a, problem.b
+    return jnp.where(
+        problem.balanced, (dot(a, phi) / a.sum() - dot(b, psi) / b.sum()) / 2, 0.0
+    )

@@ -35,6 +35,10 @@ class Found(NamedTuple):
         """The same of the transposed problem."""
         return Found(self.psi, self.phi, self.cols, self.rows)
 
+    def shifted(self, by: jax.Array) -> "Found":
+        """With psi higher by a constant, and phi lower: the same plan."""
+        return Found(self.phi - by, self.psi + by, self.rows - by, self.cols + by)
+
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)

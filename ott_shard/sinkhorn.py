@@ -62,8 +62,10 @@ def solve(
             mini-batch), numbers, epsilon or scale: from its f at these x, by one pass.
             One of :mod:`ott_shard.initializers`. A `Snapshot`: goes on from there.
             Constant to differentiation.
-        acceleration: how iterations are saved, see :class:`Acceleration`. None: all are
-            Sinkhorn's own, at the epsilon that is given, as with implicit_diff=None.
+        acceleration: how iterations are saved, see :class:`Acceleration`; the constant
+            in the potentials, free at tau_a = tau_b = 1, is then such that the means of
+            f - epsilon log a and g - epsilon log b are equal. None: all are Sinkhorn's
+            own, at the epsilon that is given, as with implicit_diff=None.
         implicit_diff: how derivatives of potentials and of the plan, and all second
             derivatives, are computed: by a linear system at the solution. None: through
             all iterations, up to where they stopped, in reverse mode with memory for
@@ -230,6 +232,8 @@ def _finish(data, state: State, threshold, settings: Settings) -> SinkhornOutput
         rows = state.now.phi / problem.tau_a  # see iteration.py
     cols = problem.T.settled(state.transform)
     found = Found(state.now.phi, state.now.psi, rows, cols)
+    if settings.acceleration:  # whose constant depends on each rounding
+        found = found.shifted(iteration.off_centre(problem, found.phi, found.psi))
     if how is None:
         value = objective.dual_objective(problem, found)
     else:

@@ -35,6 +35,7 @@ def test_one_program_for_all_epsilons(caplog):
 
     def divergence(x):
         options = dict(epsilon=example.EPSILONS[-1], mesh=mesh)
+        options["threshold"] = example.THRESHOLD
         return float(otts.sinkhorn_divergence(x, y, **options)[0])
 
     np.testing.assert_allclose(divergences[-1], divergence(places[-1].x), atol=1e-6)
