@@ -66,6 +66,7 @@ def test_the_same_on_every_mesh_and_in_every_tile():
         np.testing.assert_array_equal(j, draws[0][1])
 
 
+@pytest.mark.slow
 def test_so_many_rows_that_a_number_cannot_tell_them_apart():
     """3 million in float32, in which a uniform number has 2^23 values."""
     n, num = 3_000_000, 6_000_000
