@@ -80,9 +80,9 @@ class Memory(NamedTuple):
     """What steps are made from.
 
     Attributes:
-        steps: [m, memory], the last ones, in turn.
+        steps: [m, memory], the newest last.
         changes: [m, memory], of the gradient over each, downwards.
-        count: how many there have been; 0: nothing is known.
+        count: how many there have been; what is older counts for nothing.
         share: scalar, of the step that is tried next; below 1 it is tried again.
     """
 
@@ -105,10 +105,10 @@ class Memory(NamedTuple):
 
     def learnt(self, step: jax.Array, change: jax.Array, when: jax.Array) -> "Memory":
         """With one step more, if `when`; in place of the oldest."""
-        slot = self.count % self.steps.shape[1]
 
-        def put(columns, new):  # one column is written, whatever happens
-            return columns.at[:, slot].set(jnp.where(when, new, columns[:, slot]))
+        def put(columns, new):
+            longer = jnp.concatenate([columns[:, 1:], new[:, None]], axis=1)
+            return jnp.where(when, longer, columns)
 
         steps, changes = put(self.steps, step), put(self.changes, change)
         return Memory(steps, changes, self.count + when, self.share)
@@ -125,23 +125,19 @@ def direction(memory: Memory, gradient: jax.Array, inverse: jax.Array) -> jax.Ar
     """
     steps, changes, count, _ = memory
     size, scaled = steps.shape[1], inverse[:, None] * changes
-    # From the oldest to the newest; what is not known yet comes first.
-    order = (count + jnp.arange(size, dtype=jnp.int32)) % size
     known = jnp.arange(size, dtype=jnp.int32) >= size - count
     both = known[:, None] & known
     s_y, y_y = (
-        jnp.where(both, inner(z.T, changes.T, "highest")[order][:, order], 0.0)
-        for z in (steps, scaled)
+        jnp.where(both, inner(z.T, changes.T, "highest"), 0.0) for z in (steps, scaled)
     )
-    s_g, y_g = (jnp.where(known, dot(gradient, z)[order], 0.0) for z in (steps, scaled))
+    s_g, y_g = (jnp.where(known, dot(gradient, z), 0.0) for z in (steps, scaled))
     curvature = jnp.diagonal(s_y)
     upper = jnp.triu(s_y) + jnp.diag(jnp.where(known, 0.0, 1.0))
     scale = curvature[-1] / jnp.where(known[-1], y_y[-1, -1], 1.0)
     u = solve_triangular(upper, s_g)
     v = curvature * u + scale * (dot(y_y, u) - y_g)
     v = solve_triangular(upper, v, trans=1)
-    of_steps, of_scaled = (jnp.zeros_like(z).at[order].set(z) for z in (v, scale * u))
-    return dot(steps, of_steps) - dot(scaled, of_scaled) + scale * inverse * gradient
+    return dot(steps, v) - dot(scaled, scale * u) + scale * inverse * gradient
 
 
 def is_good(slope: jax.Array, end: jax.Array) -> jax.Array:

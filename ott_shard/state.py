@@ -133,14 +133,13 @@ class Snapshot(NamedTuple):
         return self._replace(**ends).split(geom.pairs)
 
     def split(self, pairs: Pairs) -> "Snapshot":
-        """Laid out as the points are, whose padding it has."""
-        axes = pairs.row_axes, pairs.col_axes
-        return self._replace(
-            **{
-                k: meshes.place(getattr(self, k), pairs.mesh, axes[i])
-                for k, i in CLOUD.items()
-            }
-        )
+        """Laid out and padded as the points are; no step is one of the padding."""
+        axes, ends = (pairs.row_axes, pairs.col_axes), {}
+        for name, i in CLOUD.items():
+            pad = "constant" if name in ("steps", "changes") else "edge"
+            rows = getattr(self, name)
+            ends[name] = meshes.place(rows, pairs.mesh, axes[i], pad=pad)
+        return self._replace(**ends)
 
     def history(self, checks: int) -> jax.Array:
         """The errors for a run of so many checks."""

@@ -27,11 +27,11 @@ def dtype(request):
 
 
 # What is compiled is what the time of the suite is made of: one program for each pair.
-DEFAULT, WIDE = [((4, 2), "float64")], [((1, 1), "float32"), ((1, 8), "float32")]
+DEFAULT, WIDE = [((4, 2), "float64")], [((1, 8), "float32")]
 
 
 def pytest_collection_modifyitems(items):
-    """Of meshes and dtypes one pair is the default, two are wide, the others slow."""
+    """Of meshes and dtypes one pair is the default, one wide, the others slow."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "mesh" in parameters:

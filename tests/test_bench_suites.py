@@ -302,6 +302,7 @@ def check_sweep(record):
     assert speeds[record["best"]] == max(speeds.values())
 
 
+@pytest.mark.slow
 def test_cpu(capsys, monkeypatch, tmp_path):
     one_of_each(bench_cpu, monkeypatch)
     monkeypatch.setattr("launch.bench_cases.temp_bytes", lambda *_: 1)

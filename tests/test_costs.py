@@ -233,7 +233,11 @@ def one_way(x, y):
     return jnp.where(x[1] - 2 * y[1] < 3, away, jnp.inf)
 
 
-@pytest.mark.parametrize("cost", [Skew(), one_way], ids=["bilinear", "function"])
+@pytest.mark.parametrize(
+    "cost",
+    [pytest.param(Skew(), marks=pytest.mark.slow), one_way],
+    ids=["bilinear", "function"],
+)
 def test_the_order_of_points_counts(cost):
     p = ref.problem(13, 21)
     with jax.enable_x64(True):

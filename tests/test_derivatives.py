@@ -112,7 +112,7 @@ PLACES = [
     ("SqEuclidean", (4, 2), DOUBLE),
     slow("Euclidean", (8, 1), DOUBLE),
     wide("Custom", (1, 1), DOUBLE),
-    wide("Cosine", (1, 8), FLOAT),
+    slow("Cosine", (1, 8), FLOAT),
     slow("SqEuclidean", (2, 4), FLOAT),
     slow("SqEuclidean", (1, 1), DOUBLE),
     slow("SqEuclidean", (8, 1), FLOAT),
@@ -218,7 +218,7 @@ def test_finite_differences_and_forward_mode(name):
             np.testing.assert_allclose(forward(z, t), difference, rtol=1e-6)
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_unrolled_divergence_is_the_implicit_one():
     """Its symmetric terms too; one program for every epsilon."""
     with jax.enable_x64(True):
@@ -265,7 +265,7 @@ ORDERS = {
     ("what", "order", "shape"),
     [
         ("value", "forward over reverse", (4, 2)),
-        wide("divergence", "forward over reverse", (1, 1)),
+        slow("divergence", "forward over reverse", (1, 1)),
         slow("value", "reverse over reverse", (4, 2)),
         slow("value", "reverse over forward", (4, 2)),
         slow("value", "forward over reverse", (8, 1)),

@@ -59,7 +59,7 @@ def test_command(tmp_path, capsys):
     assert np.load(tmp_path / "x.npy").shape == (50, 2)
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_lbfgs_has_one_program_for_all_epsilons(caplog):
     rng = np.random.default_rng(0)
     x, y = example.disc(103, rng), example.moons(103, rng)

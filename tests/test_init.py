@@ -156,7 +156,7 @@ def test_another_mesh_inside_jit_is_said():
         jax.jit(lambda o: solve(x, y, init=o, mesh=otts.make_mesh(1, 2)).f)(first)
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_divergence():
     """Each of its problems starts from its own."""
     x, y = clouds(60, 50)

@@ -132,7 +132,7 @@ def test_solve_from_files(tmp_path, capsys):
         assert word in captured.out
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_cost_unit_and_schedule(tmp_path, capsys):
     p = ref.problem(13, 21)
     np.save(tmp_path / "x.npy", p.x)
@@ -164,6 +164,7 @@ def test_cost_unit_and_schedule(tmp_path, capsys):
     np.testing.assert_allclose(read_record(out)["epsilon"], default.epsilon, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_divergence_in_a_process(tmp_path):
     """The main job as people start it, against the library in this process."""
     out = tmp_path / "out"

@@ -132,7 +132,9 @@ def test_clusters_are_singular_and_nan_is_seen():
 def test_a_batch_of_derivatives_is_its_members():
     with jax.enable_x64(True):
         batch = np.random.default_rng(0).normal(size=(2, 13, 3))
-        derivative = jax.grad(functools.partial(potential_sum, threshold=1e-8))
+        derivative = jax.grad(
+            functools.partial(potential_sum, epsilon=3.0, threshold=1e-8)
+        )
         together = jax.jit(jax.vmap(derivative))(batch)
         for one, x in zip(together, batch, strict=True):
             ref.assert_close(one, jax.jit(derivative)(x), 1e-3)

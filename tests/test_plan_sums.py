@@ -168,7 +168,7 @@ def kinds(x, y):
     return jnp.where(same, jnp.sum((x - y) ** 2), jnp.inf)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_points_without_weight_or_partner(axis):
     """All pairs forbidden, but no weight: the others do not see it."""
     rng = np.random.default_rng(0)

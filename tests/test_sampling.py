@@ -122,6 +122,7 @@ def test_an_epoch_of_batches():
     assert best.mean() > 2 / 203 / 100  # better than any pair
 
 
+@pytest.mark.slow
 def test_long_epochs():
     """More pairs than points, of frequencies of the plan."""
     out = solution(otts.make_mesh(4, 2), np.float32)

@@ -33,6 +33,7 @@ def test_fates_and_growth_are_found(cells, coupling):
     assert text.splitlines()[1].startswith(f"   0{coupling.growth[0]:10.2f} (")
 
 
+@pytest.mark.slow
 def test_by_the_command(cells, coupling, tmp_path, capsys):
     """The same through files, a run's folder and the tasks that use it."""
     assert single_cell.main(["cells", str(tmp_path), "600"]) == 0
