@@ -132,9 +132,7 @@ def resized(
     for name, i in CLOUD.items():
         size, rows = sizes["xy".index(term[i])], np.asarray(getattr(snapshot, name))
         missing = [(0, max(0, size - len(rows)))] + [(0, 0)] * (rows.ndim - 1)
-        # No step is one of the padding.
-        mode = "constant" if name in ("steps", "changes") else "edge"
-        ends[name] = np.pad(rows[:size], missing, mode=mode)
+        ends[name] = np.pad(rows[:size], missing)
     return snapshot._replace(**ends)
 
 

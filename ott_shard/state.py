@@ -118,10 +118,11 @@ class Snapshot(NamedTuple):
             ValueError: if it is of other numbers of points.
         """
         sizes, ends = (geom.n, geom.m), {}
+        memory = np.size(self.steps) // geom.m
         for name, i in CLOUD.items():
             rows = _checks.real_array(f"init.{name}", getattr(self, name))
             of_steps = name in ("steps", "changes")
-            shape = (sizes[i], *np.shape(self.steps)[1:]) if of_steps else (sizes[i],)
+            shape = (sizes[i], memory) if of_steps else (sizes[i],)
             if rows.shape != shape:
                 raise ValueError(
                     f"init.{name} must have shape {shape}, got {rows.shape}: a "
@@ -133,13 +134,14 @@ class Snapshot(NamedTuple):
         return self._replace(**ends).split(geom.pairs)
 
     def split(self, pairs: Pairs) -> "Snapshot":
-        """Laid out and padded as the points are; no step is one of the padding."""
-        axes, ends = (pairs.row_axes, pairs.col_axes), {}
-        for name, i in CLOUD.items():
-            pad = "constant" if name in ("steps", "changes") else "edge"
-            rows = getattr(self, name)
-            ends[name] = meshes.place(rows, pairs.mesh, axes[i], pad=pad)
-        return self._replace(**ends)
+        """Laid out as the points are, padded with zeros: no step is one of padding."""
+        axes = pairs.row_axes, pairs.col_axes
+        return self._replace(
+            **{
+                k: meshes.place(getattr(self, k), pairs.mesh, axes[i], pad="constant")
+                for k, i in CLOUD.items()
+            }
+        )
 
     def history(self, checks: int) -> jax.Array:
         """The errors for a run of so many checks."""

@@ -256,6 +256,16 @@ def test_a_snapshot_goes_on_otherwise():
         assert how is None or int(out.n_iters) < 150
 
 
+@pytest.mark.parametrize("of", [lambda z: z[:, 0], lambda z: z[:, :2], lambda z: z[1:]])
+@pytest.mark.parametrize("name", ["steps", "changes"])
+def test_steps_of_a_wrong_shape_are_refused(name, of):
+    kept = []
+    solve(0.02, watch=lambda _, now: kept.append(now))
+    wrong = kept[0]._replace(**{name: of(getattr(kept[0], name))})
+    with pytest.raises(ValueError, match=r"init\.(steps|changes) must have shape"):
+        solve(0.02, init=wrong)
+
+
 def test_differentiated_iterations_are_plain():
     x, y = clouds(13, 9)
     limits = dict(max_iterations=7, implicit_diff=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from array_files import write_h5, write_parquet, write_zarr
+from array_files import EXTRA, write_h5, write_parquet, write_zarr
 
 from launch import checkpoint, rehearsal
 from launch.main import main
@@ -167,9 +167,10 @@ def test_rows_that_one_process_cannot_read_end_all(folder):
     size, n = 2**16 // 24, 400_000
     column = np.ma.zeros(n)
     column[np.linspace(0, n - size, 64, dtype=int)[48] + size + 99] = np.ma.masked
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=EXTRA)
     table = pa.table([np.zeros(n), np.ones(n), pa.array(column)], ["u", "v", "w"])
-    pytest.importorskip("pyarrow.parquet").write_table(table, folder / "gap.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason=EXTRA)
+    parquet.write_table(table, folder / "gap.parquet")
     words = "--x=gap.parquet: w[262144:327680] has nulls: fill them"
     refused(folder, "solve --x=gap.parquet --y=y.npy", words)
 

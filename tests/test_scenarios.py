@@ -72,7 +72,7 @@ def test_usage(capsys):
 @pytest.mark.wide
 def test_pairs_of_noise_and_digits():
     """The plan pairs them at a lower cost than chance does, each row once."""
-    datasets = pytest.importorskip("sklearn.datasets")
+    datasets = pytest.importorskip("sklearn.datasets", reason="of the extra examples")
     digits = (datasets.load_digits().data / 8 - 1).astype(np.float32)
     noise = np.random.default_rng(0).normal(size=digits.shape).astype(np.float32)
     options = dict(epsilon=0.02, relative_epsilon="mean", mesh=otts.make_mesh(1, 1))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from array_files import (
+    EXTRA,
     WRITERS,
     D,
     N,
@@ -112,7 +113,7 @@ def test_anndata(tmp_path):
 
 
 def test_sparse_entries_at_one_place_add_up(tmp_path):
-    h5py = pytest.importorskip("h5py")
+    h5py = pytest.importorskip("h5py", reason=EXTRA)
     with h5py.File(tmp_path / "a.h5ad", "w") as file:
         group = file.create_group("X")
         group.attrs.update({"encoding-type": "csr_matrix", "shape": [2, 3]})
@@ -131,7 +132,8 @@ def test_sparse_entries_at_one_place_add_up(tmp_path):
     ],
 )
 def test_a_broken_sparse_matrix_is_refused(tmp_path, part, value, words):
-    h5py, h5ad = pytest.importorskip("h5py"), write_h5ad(tmp_path, sparse())
+    h5py = pytest.importorskip("h5py", reason=EXTRA)
+    h5ad = write_h5ad(tmp_path, sparse())
     with h5py.File(h5ad, "a") as file:
         file[f"X/{part}"][10] = value
     with pytest.raises(BadInput, match=words):
@@ -139,7 +141,7 @@ def test_a_broken_sparse_matrix_is_refused(tmp_path, part, value, words):
 
 
 def test_anndata_in_zarr(tmp_path):
-    zarr = pytest.importorskip("zarr")
+    zarr = pytest.importorskip("zarr", reason=EXTRA)
     x = sparse()
     root = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
     write_csr(root.require_group("X"), x)
@@ -153,7 +155,7 @@ def test_anndata_in_zarr(tmp_path):
 
 
 def test_zarr_of_one_array(tmp_path):
-    zarr = pytest.importorskip("zarr")
+    zarr = pytest.importorskip("zarr", reason=EXTRA)
     x = cloud()
     zarr.save_array(str(tmp_path / "one.zarr"), x)
     np.testing.assert_array_equal(opened(tmp_path / "one.zarr").rows(3, 700), x[3:700])
@@ -162,7 +164,7 @@ def test_zarr_of_one_array(tmp_path):
 
 
 def test_hdf5_behind_a_block_of_another_format(tmp_path):
-    h5py = pytest.importorskip("h5py")
+    h5py = pytest.importorskip("h5py", reason=EXTRA)
     with h5py.File(tmp_path / "x.mat", "w", userblock_size=512) as file:
         file["x"] = cloud()
     np.testing.assert_array_equal(opened(tmp_path / "x.mat", "x").rows(0, N), cloud())
@@ -188,7 +190,7 @@ def test_nulls_are_refused_where_they_are(tmp_path):
 
 
 def test_an_index_of_pandas_is_no_column(tmp_path):
-    pa = pytest.importorskip("pyarrow")
+    pa = pytest.importorskip("pyarrow", reason=EXTRA)
     import pyarrow.parquet as pq
 
     table = pa.table({"x": [1.0, 2.0], "cell": [7.0, 8.0]})
