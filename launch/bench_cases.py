@@ -64,11 +64,18 @@ def head(case: Case, geom: otts.PointCloud) -> dict[str, Any]:
 
 
 def of_solution(out: otts.SinkhornOutput) -> dict[str, Program]:
-    """A pass, the gradient of the value at known potentials, and of a new pass."""
+    """A pass of an iteration, and of one that knows nothing of its result; gradients.
+
+    Of the value at known potentials, and with a pass of an iteration.
+    """
     problem, (n, m) = out.problem, out.geom.shape
     x, y = problem.pairs.x, problem.pairs.y
     args = problem.pairs, out.psi, problem.b, problem.epsilon
-    programs = {"pass": program(operators.softmin, *args, pairs=n * m)}
+    near = problem.to_rows(out.psi)
+    programs = {
+        "pass": program(operators.softmin_near, *args, near, pairs=n * m),
+        "first_pass": program(operators.softmin, *args, pairs=n * m),
+    }
     for name, value in (("grad", _reg_ot_cost), ("pass_and_grad", _softmin_sum)):
         both = jax.jit(jax.value_and_grad(value, (0, 1)))
         programs[name] = program(both, x, y, out, pairs=n * m)
@@ -87,7 +94,7 @@ def _reg_ot_cost(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Ar
 
 
 def _softmin_sum(x: jax.Array, y: jax.Array, out: otts.SinkhornOutput) -> jax.Array:
-    return _moved(out.problem, x, y).to_rows(out.psi).sum()
+    return _moved(out.problem, x, y).to_rows_near(out.psi, out.found.rows).sum()
 
 
 def _task(

@@ -15,7 +15,7 @@ from .bench_timing import measured, program
 
 
 def sweep(case: Case, sizes: Sequence[int], options: Options, mesh: Mesh) -> Record:
-    """Times of a pass with every tile, rows and columns of `sizes`, and the chosen one.
+    """Times of a pass of an iteration with every tile of `sizes`, and the chosen one.
 
     Tiles larger than the clouds are left out.
 
@@ -28,11 +28,13 @@ def sweep(case: Case, sizes: Sequence[int], options: Options, mesh: Mesh) -> Rec
     rows, cols = ([size for size in sizes if size <= n] for n in case[:2])
     tiles = dict.fromkeys([own, *((r, c) for r in rows for c in cols)])
     b = chosen.weights(None, 1)
+    near = operators.softmin(chosen.pairs, jnp.zeros_like(b), b, chosen.epsilon)
     programs = {}
     for tile in tiles:
         pairs = _geometry(case, tile, mesh).pairs
-        args = pairs, jnp.zeros_like(b), b, chosen.epsilon
-        programs[_name(tile)] = program(operators.softmin, *args, pairs=case.n * case.m)
+        args = pairs, jnp.zeros_like(b), b, chosen.epsilon, near
+        of_iteration, size = operators.softmin_near, case.n * case.m
+        programs[_name(tile)] = program(of_iteration, *args, pairs=size)
     found = measured(programs, options.repeats)
     speeds = {tile: times["pairs_per_second"] for tile, times in found.items()}
     best = max(speeds, key=lambda tile: speeds[tile])

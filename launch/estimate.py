@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import ott_shard as otts
+from ott_shard import loops, operators
 from ott_shard.problem import Problem
 
 from . import devices, processes, report, results, tasks
@@ -162,23 +163,35 @@ def _symmetric(config: Estimate, term: str) -> bool:
     return term != "xy" and config.tau_a == config.tau_b
 
 
-def _updated(problem: Problem, psi: jax.Array, symmetric: bool) -> Any:
+def _updated(problem: Problem, psi: jax.Array, symmetric: bool, many: bool) -> Any:
     """The passes of one iteration of :func:`ott_shard.solve`, and what they send.
 
     Not its arithmetic on potentials, nor what that sums over devices: up to 14 numbers
     and, where it learns from its steps, their products, by default twice [8, 8] and [8]
     numbers.
     """
-    phi = problem.pairs.mirror(psi) if symmetric else problem.to_rows(psi)
-    return phi, problem.to_cols(phi)
+    phi, *sure = (
+        (problem.pairs.mirror(psi),) if symmetric else _pass(problem, psi, many)
+    )
+    return phi, sure, _pass(problem.T, phi, many)
 
 
-_update = jax.jit(_updated, static_argnums=2)
+def _pass(problem: Problem, psi: jax.Array, many: bool) -> tuple[jax.Array, ...]:
+    """As it is if the last iteration told where it ends, which is seldom not so."""
+    if not many:
+        return (problem.to_rows(psi),)
+    args = problem.pairs, psi, problem.b, problem.epsilon, jnp.zeros_like(problem.a)
+    rows, sure = operators.softmin_if_near(*args)
+    return rows, loops.for_all(sure)
+
+
+_update = jax.jit(_updated, static_argnums=(2, 3))
 
 
 def _all_reduces(config: Estimate, term: str, problem: Problem) -> list[int]:
     """Bytes of each all-reduce of the passes, as they are compiled for all devices."""
-    update = _update.lower(problem, problem.b, _symmetric(config, term)).compile()
+    how = _symmetric(config, term), problem.many
+    update = _update.lower(problem, problem.b, *how).compile()
     found = count(update.as_text() or "").all_reduces
     return sorted(size for _, size in found.elements())
 
@@ -273,8 +286,8 @@ def _would_fit(mesh: Mesh, sizes: Sizes, needed: dict[int, int], limit: int) -> 
 def _time(config: Estimate, problems: dict[str, Problem]) -> dict[str, Any]:
     """What a record says of time, as if communication took none."""
     sizes = [min(size, _TIMED) for size in _local(problems["xy"])]
-    d = problems["xy"].pairs.x.shape[1]
-    per_pair = _seconds_of_update(config, sizes, d) / (2 * math.prod(sizes))
+    d, many = problems["xy"].pairs.x.shape[1], problems["xy"].many
+    per_pair = _seconds_of_update(config, sizes, d, many) / (2 * math.prod(sizes))
     seconds, sharing = {}, _sharing(problems["xy"].pairs.mesh)
     for term, problem in problems.items():
         passes = 1 if _symmetric(config, term) else 2
@@ -292,7 +305,7 @@ def _sharing(mesh: Mesh) -> int:
     return max(1, len(mine)) if jax.default_backend() == "cpu" else 1  # the cores
 
 
-def _seconds_of_update(config: Estimate, sizes: list[int], d: int) -> float:
+def _seconds_of_update(config: Estimate, sizes: list[int], d: int, many: bool) -> float:
     """Of an iteration on one device with so many random points; median of 3."""
     simple = dataclasses.replace(
         config, epsilon=None, epsilon_unit="absolute", epsilon_init=None, scale_cost=1.0
@@ -306,6 +319,6 @@ def _seconds_of_update(config: Estimate, sizes: list[int], d: int) -> float:
     samples, psi = [], jnp.zeros_like(b)
     for _ in range(4):  # the first one compiles
         begun = time.perf_counter()
-        jax.block_until_ready(_update(problem, psi, False))
+        jax.block_until_ready(_update(problem, psi, False, many))
         samples.append(time.perf_counter() - begun)
     return statistics.median(samples[1:])

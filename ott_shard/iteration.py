@@ -176,15 +176,23 @@ def _next_epsilon(problem: Problem, now: Snapshot, settings: Settings) -> jax.Ar
 def _step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
     """Sinkhorn's own."""
     psi = problem.T.settled(problem.tau_b * state.transform)
-    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
-    return state.now._replace(phi=phi, psi=psi), problem.to_cols(phi)
+    phi = _best(problem, psi, state.now.phi)
+    transform = problem.to_cols_near(phi, state.transform)
+    return state.now._replace(phi=phi, psi=psi), transform
 
 
 def _symmetric_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
     psi = (state.now.psi + problem.tau_b * state.transform) / 2
     psi = problem.T.settled(psi)
     phi = problem.pairs.mirror(psi)
-    return state.now._replace(phi=phi, psi=psi), problem.to_cols(phi)
+    transform = problem.to_cols_near(phi, state.transform)
+    return state.now._replace(phi=phi, psi=psi), transform
+
+
+def _best(problem: Problem, psi: jax.Array, before: jax.Array) -> jax.Array:
+    """The phi for this psi, from that for the last one."""
+    rows = problem.to_rows_near(psi, before / problem.tau_a)
+    return problem.settled(problem.tau_a * rows)
 
 
 def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]:
@@ -203,8 +211,8 @@ def _learning_step(problem: Problem, state: State) -> tuple[Snapshot, jax.Array]
     follow += jnp.where(new, off_centre(problem, now.phi, follow), 0.0)
     # A point without weight is in no product: it follows the others.
     psi = jnp.where(plain | (problem.b == 0), follow, now.psi + memory.share * along)
-    phi = problem.settled(problem.tau_a * problem.to_rows(psi))
-    transform = problem.to_cols(phi)
+    phi = _best(problem, psi, now.phi)
+    transform = problem.to_cols_near(phi, state.transform)
     change = gradient - _gradient(problem, psi, transform)
     end = slope - dot(change, along)
     good = plain | lbfgs.is_good(slope, end)

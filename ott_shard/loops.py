@@ -1,4 +1,4 @@
-"""A loop that reverse mode can pass, in little memory."""
+"""Control of the flow: a loop that reverse mode can pass, one condition for a batch."""
 
 import math
 from collections.abc import Callable
@@ -29,3 +29,17 @@ def repeat(
 
     starts = size * jnp.arange(-(-most // size), dtype=jnp.int32)
     return lax.scan(block, carry, starts)[0]
+
+
+@jax.custom_batching.custom_vmap
+def for_all(conditions: jax.Array) -> jax.Array:
+    """Whether all are true, under ``vmap`` in the whole batch.
+
+    So ``lax.cond`` of it takes one branch; of a batch of conditions it takes both.
+    """
+    return jnp.all(conditions)
+
+
+@for_all.def_vmap
+def _for_all_of_batch(size, batched, conditions):
+    return for_all(conditions), False

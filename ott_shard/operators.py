@@ -7,15 +7,17 @@ finite also where a weight is zero: P_ij = a_i b_j exp((phi_i + psi_j - C_ij) / 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import register_dataclass
 
-from ott_shard import entries, moments, tile
+from ott_shard import entries, loops, moments, tile
 from ott_shard.collectives import (
     Axes,
     axis_max,
@@ -71,6 +73,22 @@ class Pairs:
             row_axes=self.col_axes,
             col_axes=self.row_axes,
             block=self.block._replace(rows=self.block.cols, cols=self.block.rows),
+        )
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles a device has."""
+        sides = (
+            (self.x, self.row_axes, self.block.rows),
+            (
+                self.y,
+                self.col_axes,
+                self.block.cols,
+            ),
+        )
+        return math.prod(
+            -(-len(points) // (size * math.prod(self.mesh.shape[k] for k in axes)))
+            for points, axes, size in sides
         )
 
     def costs_of(self, i: jax.Array, j: jax.Array) -> jax.Array:
@@ -159,6 +177,47 @@ def softmin(
         return -tile.local_known_lse(*args, -known * sharpness) / sharpness
 
     return _reduce_rows(pairs, local, known, (potential, weights), epsilon)
+
+
+@jax.jit
+def softmin_if_near(
+    pairs: Pairs,
+    potential: jax.Array,
+    weights: jax.Array,
+    epsilon: jax.Array,
+    near: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """softmin where it is within 40 epsilon of `near`, and where it is, [n] both.
+
+    (In float64: within 319 epsilon.) About half the time of :func:`softmin`, and one
+    all-reduce of n / rows. Constants.
+    """
+
+    def local(operands, near, col_args, sharpness, scale):
+        (weights,), where = col_args, (pairs.block, pairs.col_axes)
+        lse, sure = tile.local_lse_near(*where, operands, weights, -near * sharpness)
+        return -lse / sharpness, sure
+
+    constants = lax.stop_gradient((pairs, potential, weights, epsilon, near))
+    pairs, potential, weights, epsilon, near = constants
+    return _reduce_rows(pairs, local, near, (potential, weights), epsilon)
+
+
+@jax.jit
+def softmin_near(
+    pairs: Pairs,
+    potential: jax.Array,
+    weights: jax.Array,
+    epsilon: jax.Array,
+    near: jax.Array,
+) -> jax.Array:
+    """softmin, [n], in less time if all of it is near `near`; in more if not.
+
+    A constant.
+    """
+    args = lax.stop_gradient((pairs, potential, weights, epsilon))
+    found, sure = softmin_if_near(*args, near)
+    return lax.cond(loops.for_all(sure), lambda: found, lambda: softmin(*args))
 
 
 @jax.jit
@@ -255,13 +314,13 @@ def largest(
             jnp.moveaxis(part, 0, 1).reshape(len(phi), -1)
             for part in (exponents, places)
         )
-        exponents, winners = jax.lax.top_k(exponents, k)
+        exponents, winners = lax.top_k(exponents, k)
         places = jnp.take_along_axis(places, winners, axis=1)
         exponents += (phi * sharpness)[:, None]
         none = jnp.isneginf(exponents) | (a == 0)[:, None]
         return jnp.where(none, -1, places), jnp.where(none, -jnp.inf, exponents)
 
-    pairs, potentials, weights, epsilon = jax.lax.stop_gradient(
+    pairs, potentials, weights, epsilon = lax.stop_gradient(
         (pairs, potentials, weights, epsilon)
     )
     (phi, psi), (a, b) = potentials, weights

@@ -8,9 +8,13 @@ import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from ott_shard import operators
+from ott_shard.costs import BilinearCost
 from ott_shard.epsilon import Epsilon
 from ott_shard.operators import Pairs
 from ott_shard.tile import Term
+
+# Tiles of a device that take some milliseconds.
+_MANY = 16
 
 
 class Found(NamedTuple):
@@ -90,6 +94,25 @@ class Problem:
     def to_cols(self, phi: jax.Array, known: jax.Array | None = None) -> jax.Array:
         """The c-transform of phi, [n] to [m]."""
         return self.T.to_rows(phi, known)
+
+    @property
+    def many(self) -> bool:
+        """Whether a pass takes so long that a guess of its result is of use.
+
+        Only a cost made of features is never infinite, which no guess can be near.
+        """
+        return isinstance(self.pairs.cost, BilinearCost) and self.pairs.tiles >= _MANY
+
+    def to_rows_near(self, psi: jax.Array, near: jax.Array) -> jax.Array:
+        """The c-transform of psi where it should be about `near`, [n]."""
+        if not self.many:  # another program to compile would take longer than it saves
+            return self.to_rows(psi)
+        args = self.pairs, psi, self.b, self.epsilon, near
+        return self.to_rows(psi, known=operators.softmin_near(*args))
+
+    def to_cols_near(self, phi: jax.Array, near: jax.Array) -> jax.Array:
+        """The c-transform of phi, likewise, [m]."""
+        return self.T.to_rows_near(phi, near)
 
     def settled(self, phi: jax.Array) -> jax.Array:
         """0 for points that are in no sum: without weight, all pairs forbidden."""

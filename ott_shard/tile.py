@@ -11,6 +11,7 @@ whole scan makes the scan itself keep nothing but its inputs.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ Tree = Any
 
 # The most numbers that a matrix times the plan has in one part: 32 MiB in float32.
 _MAX_PART = 2**23
+# Of what an exponential may overflow at: 40 in float32, 319 in float64.
+_NEAR = 0.45
 
 
 class Block(NamedTuple):
@@ -181,6 +184,37 @@ def local_lse(
     init = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
     top, total = fold_tiles(body, init, operands.rows, (y, h), positive, block)
     return combine_lse(top, total, axes)
+
+
+def local_lse_near(
+    block: Block,
+    axes: Axes,
+    operands: Operands,
+    weights: jax.Array,
+    near: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The same where it is known to be about `near`, and whether that was so, [n] both.
+
+    There is no maximum: exponents are shifted by `near`, and the exponentials that
+    underflow are nothing beside a sum of a size that is accepted. One all-reduce. It is
+    not to be differentiated.
+    """
+    (y, h), positive = operands.cols, weights > 0
+    h = h + log_of_positive(weights)
+    # Not -inf, of which a product that splits its numbers makes NaN. Not a `where` of
+    # the tile: XLA on CPU takes a pass for it (BUILD_NOTES M25).
+    never = 0.1 * jnp.finfo(h.dtype).min
+
+    def body(total, rows, cols, keep):
+        (x, near), (y, h) = rows, cols
+        cols = y, jnp.where(keep, h, never)
+        z = exponent(block.precision, operands.shared, x, cols)
+        return total + jnp.exp(z - near[:, None]).sum(axis=1)
+
+    rows, zero = (operands.rows, near), jnp.zeros((), near.dtype)
+    total = fold_tiles(body, zero, rows, (y, h), positive, block)
+    log = jnp.log(axis_sum(total, axes))
+    return near + log, jnp.abs(log) <= _NEAR * math.log(jnp.finfo(h.dtype).max)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
