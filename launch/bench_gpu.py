@@ -81,7 +81,7 @@ def _pass(case: Case, options: Options, mesh: Mesh, limits: Record) -> Record:
     found = {
         "of_exp": own / limits["exp"]["exponentials_per_second"],
         "of_matmul": operations * own / limits["matmul"]["flops_per_second"],
-        "of_model_of_h200": own * scanned(entries, case.d, 4, H200),
+        "of_model_of_h200": own * scanned(entries, case.d, 4, H200, guessed=True),
         "bytes_copied_in_the_time_of_a_pair": bandwidth["bytes_per_second"] / own,
     }
     return head(case, geom) | times | found | {"process_peak_bytes": memory}

@@ -1,14 +1,16 @@
 """A model, not a measurement: what the scan over tiles takes on a GPU, and which tile.
 
 On CPU a tile stays in a cache. On a GPU each step of the scan is a few kernels, and the
-exponents of a tile go out to memory between them: a product writes them, the maximum
-and the sum of exponentials read them. BUILD_NOTES M22 has the numbers and sources.
+exponents of a tile go out to memory between them: a product writes them, the sum of
+exponentials, and in a pass without a guess the maximum, reads them. BUILD_NOTES M22 has
+the numbers and sources.
 """
 
 from typing import NamedTuple
 
-# Kernels of a step: features of rows and columns, product, maximum, sum, small updates.
-_KERNELS = 8
+# Kernels of a step: features of rows and columns, product, sum, small updates; and for
+# the maximum, with what is scaled by it.
+_KERNELS, _MORE_KERNELS = 6, 2
 # The exponent of a pair of squared distances is a product of so many more features.
 MORE_FEATURES = 3
 _TILES = tuple(2**k for k in range(9, 15))
@@ -38,10 +40,13 @@ class Device(NamedTuple):
 H200 = Device(4.8e12, 50 * 2**20, 5.5e12, 67e12, 16 * 132 * 1.8e9, 3e-6)
 
 
-def scanned(entries: int, d: int, itemsize: int, device: Device) -> float:
+def scanned(
+    entries: int, d: int, itemsize: int, device: Device, *, guessed: bool = False
+) -> float:
     """Seconds of a pair in the scan, with tiles of so many entries.
 
-    Kernels run one after the other, and each takes what its slowest part takes.
+    With a guess of the result there is no maximum. Kernels run one after the other, and
+    each takes what its slowest part takes.
     """
     # What was written must still be in the cache when it is read.
     cached = entries * itemsize <= device.cache_bytes / 2
@@ -49,8 +54,10 @@ def scanned(entries: int, d: int, itemsize: int, device: Device) -> float:
     moved = itemsize / speed
     product = max(_product(d, itemsize, device), moved)
     exponentials = max(1 / device.exps_per_second, moved)
-    launches = _KERNELS * device.launch_seconds / entries
-    return product + moved + exponentials + launches
+    kernels = _KERNELS if guessed else _KERNELS + _MORE_KERNELS
+    maximum = 0.0 if guessed else moved
+    launches = kernels * device.launch_seconds / entries
+    return product + maximum + exponentials + launches
 
 
 def fused(d: int, itemsize: int, device: Device) -> float:

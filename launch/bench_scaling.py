@@ -50,22 +50,23 @@ def crossover(shape: tuple[int, int], pairs_per_second: float, link: Link) -> fl
     """The n = m from which an iteration computes for longer than it communicates.
 
     The model: an iteration has two passes, so it computes for 2 n^2 / (P r) seconds on
-    P = R C devices of r pairs per second. The pass over columns ends in two all-reduces
-    of n / R float32 along C devices, the other one in two of n / C along R. An
-    all-reduce of s bytes along a ring of k devices has 2 (k - 1) steps, each of which
-    sends s / k bytes: 2 (k - 1) (s / (k B) + L) seconds for a link of B bytes per
-    second and a latency of L. Nothing overlaps. In both directions s / k = 4 n / P, so
+    P = R C devices of r pairs per second. The pass over columns ends in an all-reduce
+    of n / R float32 along C devices and one of a flag along R, the other one in one of
+    n / C along R and one of a flag along C. An all-reduce of s bytes along a ring of k
+    devices has 2 (k - 1) steps, each of which sends s / k bytes: 2 (k - 1) (s / (k B) +
+    L) seconds for a link of B bytes per second and a latency of L. Nothing overlaps. In
+    both directions s / k = 4 n / P, and of a flag only the latency counts, so
     times are equal where
 
-        2 n^2 / (P r) = 4 (R + C - 2) (4 n / (P B) + L),
+        2 n^2 / (P r) = 2 (R + C - 2) (4 n / (P B) + 2 L),
 
     a quadratic equation in n, whose root is returned; 0 for one device.
     """
     rows, cols = shape
-    devices, steps = rows * cols, 4 * (rows + cols - 2)
+    devices, steps = rows * cols, 2 * (rows + cols - 2)
     square = 2 / (devices * pairs_per_second)
     linear = steps * 4 / (devices * link.bytes_per_second)
-    constant = steps * link.latency
+    constant = steps * 2 * link.latency
     return (linear + math.sqrt(linear**2 + 4 * square * constant)) / (2 * square)
 
 

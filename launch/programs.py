@@ -14,7 +14,7 @@ _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|condition|\w+_computations?)=(\{[^}]*\}|[^,\s]+)"
 )
-_ARRAY = re.compile(r"[a-z]+(\d+)\w*\[([\d,]*)\]")
+_ARRAY = re.compile(r"(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 # Operations that are counted; those that only move data need no name.
 _OPERATION = re.compile(
     r" = (.*?) (dot|all-reduce|all-reduce-start|while|conditional)\("
@@ -99,7 +99,7 @@ def _added(
     if found is None or others:
         return work._replace(others=work.others + times * others)
     arrays = [
-        (int(bits) // 8, math.prod(int(size) for size in sizes.split(",") if size))
+        (int(bits or 8) // 8, math.prod(int(size) for size in sizes.split(",") if size))
         for bits, sizes in _ARRAY.findall(found[1])
     ]
     if found[2] == "dot":
@@ -115,7 +115,7 @@ def _group(line: str) -> int:
         return len(listed[1].split(","))
     if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(counted[1])
-    named = re.search(r"replica_groups=\w+\[([^\]]*)\] \{([^}]*)\}", line)
+    named = re.search(r"replica_groups=\w+\[([^\]]*)\][^{]* \{([^}]*)\}", line)
     if named is None:
         raise ValueError(f"no groups of devices in {line.strip()}")
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))

@@ -13,6 +13,14 @@ def test_a_large_tile_is_bound_by_memory_or_by_products():
     assert scanned(huge, 4096, 4, H200) == pytest.approx(product + 2 * moved, rel=1e-3)
 
 
+def test_a_guess_saves_one_reading_and_two_kernels():
+    with_guess, without = (
+        scanned(2**20, 3, 4, H200, guessed=guessed) for guessed in (True, False)
+    )
+    saved = 4 / H200.cache_bytes_per_second + 2 * H200.launch_seconds / 2**20
+    assert without - with_guess == pytest.approx(saved)
+
+
 def test_a_small_tile_is_bound_by_launches():
     times = [scanned(size**2, 3, 4, H200) for size in (64, 128)]
     assert times[0] / times[1] == pytest.approx(4, rel=0.01)

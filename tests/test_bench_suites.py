@@ -46,9 +46,9 @@ def test_scaling(tmp_path, capsys, monkeypatch):
         assert record["pairs"] == pytest.approx(record["pairs_ideal"], rel=0.1)
         rows, cols = map(int, record["mesh"].split("x"))
         n = -(-record["n"] // record["devices"]) * record["devices"]
-        # Two all-reduces of n / rows numbers along the columns, and likewise.
+        # One of n / rows numbers along the columns, and likewise, and flags of a byte.
         sent = sum(
-            2 * 2 * (k - 1) / k * 4 * n / others
+            2 * (k - 1) / k * (4 * n / others + 1)
             for k, others in ((cols, rows), (rows, cols))
         )
         traffic = record["iteration"]
@@ -69,11 +69,11 @@ def test_crossover_is_where_times_are_equal(shape):
     for link in bench_scaling.LINKS:
         n = bench_scaling.crossover(shape, rate, link)
         computing = 2 * n * n / (rows * cols * rate)
+        # Of numbers along k devices, and of a flag along the others.
         sending = sum(
             2
-            * 2
             * (k - 1)
-            * (4 * n / others / k / link.bytes_per_second + link.latency)
+            * (4 * n / others / k / link.bytes_per_second + 2 * link.latency)
             for k, others in ((cols, rows), (rows, cols))
         )
         assert computing == pytest.approx(sending)
@@ -107,6 +107,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
         ("replica_groups={{0,1},{2,3}}", 2),
         ("replica_groups=[2,4]<=[8]", 4),
         ("replica_groups=mesh['rows'=4,'cols'=2] {'rows','cols'}", 8),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4], ids=([4,2]T(1,0)) {'axis_1'}", 4),
         ("replica_groups={{0},{1}}", 1),
     ],
 )
@@ -353,7 +354,7 @@ def test_gpu(capsys, monkeypatch, tmp_path):
         copied = record["bytes_copied_in_the_time_of_a_pair"]
         assert copied * own == pytest.approx(limits["copy"]["bytes_per_second"])
         assert record["grad"]["passes"] > 0
-        model = scanned(32 * 32 // devices, 2, 4, H200)
+        model = scanned(32 * 32 // devices, 2, 4, H200, guessed=True)
         assert record["of_model_of_h200"] == pytest.approx(own * model)
     check_sweep(tiles)
     assert len(lines) == 2 + 3 + 2 * 7 + 1

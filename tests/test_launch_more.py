@@ -249,7 +249,8 @@ def test_estimate_holds_no_clouds(monkeypatch):
     monkeypatch.setattr(estimate, "_seconds_of_update", lambda *_: 1.0)
     record = estimate.measure(config, mesh, estimate._shapes(config))
     assert record["forward"]["argument_bytes"] == 4 * 3 * (250_000_000 + 500_000_000)
-    assert sorted(record["all_reduces"]["xy"]) == [10**9] * 2 + [2 * 10**9] * 2
+    # So large, passes are made with guesses: flags of a byte tell how good they were.
+    assert sorted(record["all_reduces"]["xy"]) == [1, 1, 10**9, 2 * 10**9]
 
 
 # --------------------------------------------------------------------------- report
